@@ -1,0 +1,1 @@
+"""`tandem.v1`: experiences, weights, and the two services."""
