@@ -1,0 +1,101 @@
+"""The whole configuration, and its stages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import Field, model_validator
+
+from common.config.algorithm import AlgorithmConfig
+from common.config.base import Section
+from common.config.explorer import ExplorerConfig, TasksetConfig
+from common.config.model import ModelConfig
+from common.config.sync import SyncConfig
+from common.config.trainer import BufferConfig, CheckpointConfig, TrainerConfig
+
+
+class RunConfig(Section):
+    """The run as a whole."""
+
+    name: str = Field(
+        "run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$", description="Folder of the run below `root`."
+    )
+    root: Path = Field(Path("runs"), description="Folder of all runs.")
+    seed: int = Field(0, ge=0, description="Of everything random.")
+    deterministic: bool = Field(False, description="Bit-identical results of two runs, at some cost in speed.")
+
+    @property
+    def folder(self) -> Path:
+        """Where everything of this run lies."""
+        return self.root / self.name
+
+
+class LimitsConfig(Section):
+    """What a peer may send; anything above is refused before memory is taken for it."""
+
+    message_bytes: int = Field(32 << 20, ge=1 << 20, le=512 << 20, description="Bytes of one gRPC message.")
+    manifest_tensors: int = Field(20_000, ge=1, description="Tensors of one version.")
+    weights_bytes: int = Field(64 << 30, ge=1, description="Bytes of one version.")
+    batch_experiences: int = Field(8192, ge=1, description="Experiences of one batch.")
+    experience_tokens: int = Field(1 << 20, ge=2, description="Tokens of one experience.")
+    streams: int = Field(64, ge=1, description="Calls served at once.")
+
+
+class MonitorConfig(Section):
+    """Logs and metrics."""
+
+    sinks: tuple[str, ...] = Field(
+        ("jsonl", "tensorboard"), description="jsonl, tensorboard, or ones that a plugin registered."
+    )
+    log_level: str = Field("INFO", pattern="^(DEBUG|INFO|WARNING|ERROR)$", description="Of the structured log.")
+    log_format: str = Field(
+        "auto", pattern="^(auto|console|json)$", description="`auto`: console on a terminal, else JSON."
+    )
+
+
+class ExplorerAddress(Section):
+    """An explorer that the trainer dials."""
+
+    address: str = Field(description="host:port.")
+
+
+class TandemConfig(Section):
+    """One file for both services."""
+
+    run: RunConfig = Field(default_factory=RunConfig)
+    model: ModelConfig
+    algorithm: AlgorithmConfig = Field(default_factory=AlgorithmConfig)
+    sync: SyncConfig = Field(default_factory=SyncConfig)
+    trainer: TrainerConfig = Field(default_factory=TrainerConfig)
+    buffer: BufferConfig = Field(default_factory=BufferConfig)
+    checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
+    explorer: ExplorerConfig = Field(default_factory=ExplorerConfig)
+    explorers: tuple[ExplorerAddress, ...] = Field((), description="Explorers that the trainer dials; others register.")
+    taskset: TasksetConfig = Field(default_factory=TasksetConfig)
+    monitor: MonitorConfig = Field(default_factory=MonitorConfig)
+    limits: LimitsConfig = Field(default_factory=LimitsConfig)
+    plugins: tuple[str, ...] = Field((), description="Python modules to import first; they register parts of your own.")
+    stages: tuple[dict[str, Any], ...] = Field(
+        (),
+        description="Run one after the other. Each has a `name` and overrides keys of this file; unless it sets `model.path`, it starts from the result of the one before.",
+    )
+    stage_name: str = Field(
+        "main", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$", description="Set by the stage that runs."
+    )
+
+    @model_validator(mode="after")
+    def _sides_fit(self) -> Self:
+        if self.buffer.source == "file" and self.trainer.total_steps is None and self.buffer.epochs is None:
+            raise ValueError("`buffer.source: file` needs `trainer.total_steps` or `buffer.epochs`, else it never ends")
+        return self
+
+    @property
+    def stage_folder(self) -> Path:
+        """Where everything of the current stage lies."""
+        return self.run.folder / self.stage_name
+
+    @property
+    def checkpoint_root(self) -> Path:
+        """Where the current stage's checkpoints lie."""
+        return self.checkpoint.root or self.stage_folder / "checkpoints"

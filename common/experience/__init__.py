@@ -1,0 +1,1 @@
+"""Experiences and their columnar form."""

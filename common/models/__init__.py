@@ -1,0 +1,1 @@
+"""Causal language models and tokenizers, as both services load them."""

@@ -1,0 +1,1 @@
+"""Metrics, and the sinks that keep them."""

@@ -1,0 +1,1 @@
+"""Weights in motion: manifests, chunks, and their assembly."""

@@ -1,0 +1,1 @@
+"""The explorer: tasks → rollouts → rewards → experiences."""

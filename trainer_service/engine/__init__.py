@@ -1,0 +1,1 @@
+"""Train engines behind one protocol."""
