@@ -1,0 +1,261 @@
+"""The explorer's half of the schedule: `step(state, event, policy) -> (state, actions)`.
+
+Rules (DESIGN section 5), checked after every event:
+
+* Groups are started one by one, as far as credit goes, explore step after explore step; at most
+  `max_inflight_batches` explore steps have groups in flight.
+* When all groups of a step e are started and e is a boundary (e > n and (e - n) mod M = 0), nothing more is started until
+  those in flight are finished (drained); then
+  - fixed: waits until a newer version is applied;
+  - trainer_driven: applies a newer version if one is staged, and goes on;
+  - explorer_driven: asks, and goes on when a newer version is applied or the answer is 'nothing newer'.
+  fully_async has no boundaries: it applies a version whenever it comes.
+* A version of a newer run epoch (the trainer restarted), the first version of all, and one that comes when nothing more
+  is to be made, need no boundary: they are applied as soon as nothing is in flight.
+
+An illegal event raises `IllegalEvent` and changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from types import MappingProxyType
+
+from common.sync.actions import (
+    ApplyWeights,
+    AskForSync,
+    ExplorerAction,
+    ExploreStepEnded,
+    Finish,
+    StartGroups,
+)
+from common.sync.events import (
+    CreditGranted,
+    CreditRevoked,
+    DrainRequested,
+    ExplorerEvent,
+    GroupFinished,
+    NothingNewer,
+    TasksetEnded,
+    WeightsApplied,
+    WeightsStaged,
+)
+from common.sync.policy import Style, SyncPolicy
+from common.sync.trainer_machine import IllegalEvent
+
+Version = tuple[int, int]
+"""(run epoch, step), compared in that order."""
+
+
+class Phase(StrEnum):
+    """What the schedule lets the explorer do."""
+
+    EXPLORING = "exploring"
+    """Start groups."""
+    DRAINING = "draining"
+    """At a boundary: finish what is in flight."""
+    WAITING = "waiting"
+    """fixed, at a boundary: a newer version must be applied first."""
+    ASKING = "asking"
+    """explorer_driven, at a boundary: as WAITING, or until the answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExplorerSyncState:
+    """Where the explorer's schedule stands."""
+
+    phase: Phase = Phase.EXPLORING
+    version: Version = (0, 0)
+    """The live version; (0, 0) before the first."""
+    staged: Version | None = None
+    """A newer version that is complete and verified."""
+    applying: bool = False
+    """A swap was ordered and is not done."""
+    explore_step: int = 0
+    """Explore steps started: e."""
+    unstarted: int = 0
+    """Groups of the newest explore step that are not started yet."""
+    started: int = 0
+    """Groups started in this run: the next group's ordinal."""
+    credit_limit: int = 0
+    """Groups with an ordinal below may be started."""
+    credit_min_step: int = 0
+    """... on a version at or above."""
+    in_flight: Mapping[int, int] = field(default_factory=lambda: MappingProxyType({}))
+    """Groups in flight by explore step."""
+    taskset_ended: bool = False
+    draining_for_good: bool = False
+    """A Drain was requested."""
+    finished: bool = False
+    """Finish was ordered."""
+
+
+def step(
+    state: ExplorerSyncState, event: ExplorerEvent, policy: SyncPolicy
+) -> tuple[ExplorerSyncState, tuple[ExplorerAction, ...]]:
+    """Takes the event in, then does whatever has become possible."""
+    state, actions = _take_in(state, event)
+    done: list[ExplorerAction] = list(actions)
+    while (advance := _advance(state, policy)) is not None:
+        state, more = advance
+        done.extend(more)
+    return state, tuple(done)
+
+
+def waiting_for(state: ExplorerSyncState, policy: SyncPolicy) -> str:
+    """What the explorer waits for, in words; empty while it is busy or has ended."""
+    if state.finished:
+        return ""
+    if state.version == (0, 0):
+        return "the first weights from the trainer"
+    if state.phase is Phase.WAITING:
+        return f"a version newer than step {state.version[1]} ({policy.style.value}, after explore step {state.explore_step})"
+    if state.phase is Phase.ASKING:
+        return "the trainer's answer to RequestSync"
+    if not state.in_flight and not _stops_making(state):
+        return f"credit to start group {state.started} (limit {state.credit_limit})"
+    return ""
+
+
+def _take_in(state: ExplorerSyncState, event: ExplorerEvent) -> tuple[ExplorerSyncState, tuple[ExplorerAction, ...]]:
+    match event:
+        case CreditGranted(limit, min_step):
+            return replace(state, credit_limit=max(limit, state.credit_limit), credit_min_step=min_step), ()
+        case CreditRevoked():
+            return replace(state, credit_limit=state.started), ()
+        case WeightsStaged(epoch, version):
+            if (epoch, version) < state.version:
+                raise IllegalEvent(f"version {(epoch, version)} staged, {state.version} is live")
+            return replace(state, staged=(epoch, version)), ()
+        case WeightsApplied(epoch, version):
+            return _applied(state, (epoch, version)), ()
+        case NothingNewer():
+            phase = Phase.EXPLORING if state.phase is Phase.ASKING else state.phase
+            return replace(state, phase=phase), ()
+        case GroupFinished(explore_step):
+            return _finish_group(state, explore_step)
+        case TasksetEnded(explore_step, unstarted):
+            return _end_taskset(state, explore_step, unstarted)
+        case DrainRequested():
+            return replace(state, draining_for_good=True, unstarted=0), ()
+
+
+def _applied(state: ExplorerSyncState, version: Version) -> ExplorerSyncState:
+    if version < state.version:
+        raise IllegalEvent(f"version {version} applied after {state.version}")
+    staged = None if state.staged is not None and state.staged <= version else state.staged
+    # A restarted trainer brings the same step again: what was made at this boundary still has to be trained. If it comes
+    # with an earlier step, what was made since is lost with those steps, and has to be made again.
+    same_step_again = version[0] > state.version[0] and version[1] == state.version[1]
+    phase = state.phase if same_step_again else Phase.EXPLORING
+    return replace(state, version=version, staged=staged, applying=False, phase=phase)
+
+
+def _finish_group(state: ExplorerSyncState, explore_step: int) -> tuple[ExplorerSyncState, tuple[ExplorerAction, ...]]:
+    if explore_step not in state.in_flight:
+        raise IllegalEvent(f"a group of explore step {explore_step} finished; none is in flight")
+    state = _count_down(state, explore_step, 1)
+    return state, _step_end(state, explore_step)
+
+
+def _end_taskset(
+    state: ExplorerSyncState, explore_step: int, unstarted: int
+) -> tuple[ExplorerSyncState, tuple[ExplorerAction, ...]]:
+    if unstarted > state.in_flight.get(explore_step, 0):
+        raise IllegalEvent(f"{unstarted} groups of explore step {explore_step} given back")
+    state = _count_down(state, explore_step, unstarted)
+    state = replace(state, taskset_ended=True, unstarted=0, started=state.started - unstarted)
+    return state, _step_end(state, explore_step)
+
+
+def _count_down(state: ExplorerSyncState, explore_step: int, count: int) -> ExplorerSyncState:
+    in_flight = {**state.in_flight, explore_step: state.in_flight[explore_step] - count} if count else state.in_flight
+    return replace(state, in_flight=MappingProxyType({key: left for key, left in in_flight.items() if left}))
+
+
+def _step_end(state: ExplorerSyncState, explore_step: int) -> tuple[ExplorerAction, ...]:
+    newest_is_incomplete = explore_step == state.explore_step and state.unstarted > 0
+    if explore_step in state.in_flight or newest_is_incomplete:
+        return ()
+    return (ExploreStepEnded(explore_step),)
+
+
+Advance = tuple[ExplorerSyncState, tuple[ExplorerAction, ...]]
+
+
+def _advance(state: ExplorerSyncState, policy: SyncPolicy) -> Advance | None:
+    """One thing that has become possible; None when there is nothing."""
+    if state.applying:
+        return None
+    if state.staged is not None and _may_apply(state, policy):
+        return replace(state, applying=True), (ApplyWeights(*state.staged),)
+    if state.version == (0, 0) or _holds_for_new_epoch(state):
+        return None
+    if _stops_making(state):
+        if state.in_flight or state.finished or state.draining_for_good:
+            return None
+        return replace(state, finished=True), (Finish(),)
+    match state.phase:
+        case Phase.EXPLORING:
+            return _explore(state, policy)
+        case Phase.DRAINING:
+            return _leave_boundary(state, policy)
+        case _:
+            return None
+
+
+def _stops_making(state: ExplorerSyncState) -> bool:
+    return state.taskset_ended or state.draining_for_good
+
+
+def _holds_for_new_epoch(state: ExplorerSyncState) -> bool:
+    return state.staged is not None and state.staged[0] > state.version[0]
+
+
+def _may_apply(state: ExplorerSyncState, policy: SyncPolicy) -> bool:
+    if policy.style is Style.FULLY_ASYNC:
+        return True
+    if state.in_flight:
+        return False
+    unbound = state.version == (0, 0) or _holds_for_new_epoch(state) or _stops_making(state)
+    at_boundary = state.phase in {Phase.WAITING, Phase.ASKING} or (
+        state.phase is Phase.DRAINING and policy.style is not Style.EXPLORER_DRIVEN
+    )
+    return unbound or at_boundary
+
+
+def _explore(state: ExplorerSyncState, policy: SyncPolicy) -> Advance | None:
+    if state.unstarted == 0 and len(state.in_flight) >= policy.max_inflight_batches:
+        return None
+    allowed = state.credit_limit - state.started if state.version[1] >= state.credit_min_step else 0
+    if allowed <= 0:
+        return None
+    if state.unstarted == 0:
+        state = replace(state, explore_step=state.explore_step + 1, unstarted=policy.groups_per_explore_step)
+    count = min(allowed, state.unstarted)
+    in_flight = {**state.in_flight, state.explore_step: state.in_flight.get(state.explore_step, 0) + count}
+    state = replace(
+        state,
+        unstarted=state.unstarted - count,
+        started=state.started + count,
+        in_flight=MappingProxyType(in_flight),
+    )
+    boundary = policy.style is not Style.FULLY_ASYNC and policy.is_boundary(state.explore_step)
+    if state.unstarted == 0 and boundary:
+        state = replace(state, phase=Phase.DRAINING)
+    return state, (StartGroups(state.explore_step, count),)
+
+
+def _leave_boundary(state: ExplorerSyncState, policy: SyncPolicy) -> Advance | None:
+    """Drained, and no version is there to apply."""
+    if state.in_flight:
+        return None
+    match policy.style:
+        case Style.FIXED:
+            return replace(state, phase=Phase.WAITING), ()
+        case Style.EXPLORER_DRIVEN:
+            return replace(state, phase=Phase.ASKING), (AskForSync(),)
+        case _:
+            return replace(state, phase=Phase.EXPLORING), ()

@@ -1,0 +1,292 @@
+"""The trainer's half of the schedule: `step(state, event, policy) -> (state, actions)`.
+
+Rules (DESIGN section 5), checked after every event:
+
+* A version is due when t is not the last published one and
+  - fixed, trainer_driven, fully_async: t mod T = 0;
+  - explorer_driven: an explorer has asked;
+  - the run is ending.
+* It is published at once, unless a step runs now (the weights are in motion), or, under `fixed`, an explorer has not
+  applied the one before: `fixed` promises which version each explore step runs on, so no version may be skipped. Until
+  then no further step starts (`may_train`).
+* An explorer that joins gets the last published version before its first credit.
+* Credit. With B groups a step, t steps done and O groups granted and not trained, the next group granted would be
+  trained at step (tB + O) div B + 1. Made with version v, its staleness would be (tB + O) div B - v; so it is granted
+  while tB + O < (v + 1 + max_staleness) B. Without a bound on staleness, while O < max_queued_groups. Credit goes to the
+  explorer with the fewest open groups (granted, not received), so that who returns groups faster gets more.
+
+An illegal event raises `IllegalEvent` and changes nothing.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+
+from common.sync.actions import AnswerSync, Deliver, Grant, Publish, TrainerAction
+from common.sync.events import (
+    ExplorerFinished,
+    ExplorerJoined,
+    ExplorerLeft,
+    GroupsDropped,
+    GroupsReceived,
+    RunEnding,
+    SyncRequested,
+    TrainerEvent,
+    TrainStepDone,
+    TrainStepStarted,
+    WeightsDelivered,
+)
+from common.sync.policy import Style, SyncPolicy
+
+ExplorerEvent = ExplorerLeft | ExplorerFinished | GroupsReceived | GroupsDropped | WeightsDelivered | SyncRequested
+
+
+class IllegalEvent(ValueError):
+    """An event that cannot happen in this state: a fault of the driver."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExplorerView:
+    """One explorer as the schedule sees it."""
+
+    connected: bool = True
+    finished: bool = False
+    applied: int | None = None
+    """Step of the version that it runs on; None = none of this run epoch."""
+    target: int | None = None
+    """Step of the version that is on its way to it."""
+    owed: bool = False
+    """It came (back) with another version than the published one."""
+    asking: bool = False
+    """It waits for the answer to a RequestSync."""
+    granted: int = 0
+    """Credit limit: groups with an ordinal below may be started."""
+    received: int = 0
+    """Groups that arrived."""
+    gone: int = 0
+    """Groups that arrived and were trained or dropped."""
+
+    @property
+    def open(self) -> int:
+        """Groups granted that have not arrived."""
+        return self.granted - self.received
+
+    @property
+    def takes_part(self) -> bool:
+        """Whether the schedule waits for it."""
+        return self.connected and not self.finished
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerSyncState:
+    """Where the trainer's schedule stands."""
+
+    step: int = 0
+    """Steps done: t."""
+    published: int | None = None
+    """Step of the version that was published last."""
+    training: bool = False
+    """A step runs now."""
+    in_step: int = 0
+    """Groups that the running step consumes."""
+    ending: bool = False
+    """The final weights go out, whatever the interval."""
+    explorers: Mapping[str, ExplorerView] = field(default_factory=lambda: MappingProxyType({}))
+
+
+def step(
+    state: TrainerSyncState, event: TrainerEvent, policy: SyncPolicy
+) -> tuple[TrainerSyncState, tuple[TrainerAction, ...]]:
+    """Takes the event in, then does whatever has become due."""
+    state, actions = _take_in(state, event)
+    state, published = _publish_what_is_due(state, policy)
+    state, delivered = _deliver_to_newcomers(state)
+    state, granted = _grant(state, policy)
+    return state, (*actions, *published, *delivered, *granted)
+
+
+def is_due(state: TrainerSyncState, policy: SyncPolicy) -> bool:
+    """Whether the present weights should be published, now or as soon as nothing holds them back."""
+    if state.step == state.published:
+        return False
+    if state.ending or state.published is None:
+        return True
+    if policy.style is Style.EXPLORER_DRIVEN:
+        return any(view.asking and view.connected for view in state.explorers.values())
+    return policy.is_publication(state.step)
+
+
+def may_train(state: TrainerSyncState, policy: SyncPolicy) -> bool:
+    """Whether the next step may start: nothing that is due waits to be published."""
+    return not state.training and not is_due(state, policy)
+
+
+def behind(state: TrainerSyncState) -> tuple[str, ...]:
+    """The explorers that take part and have not applied the last published version."""
+    return tuple(name for name, view in state.explorers.items() if view.takes_part and view.applied != state.published)
+
+
+def outstanding(state: TrainerSyncState) -> int:
+    """Groups granted or received, by any explorer, and not trained or dropped."""
+    total = sum(
+        (max(view.granted, view.received) if view.takes_part else view.received) - view.gone
+        for view in state.explorers.values()
+    )
+    return total + state.in_step
+
+
+def _take_in(state: TrainerSyncState, event: TrainerEvent) -> tuple[TrainerSyncState, tuple[TrainerAction, ...]]:
+    match event:
+        case TrainStepStarted(groups):
+            return _start_step(state, groups), ()
+        case TrainStepDone():
+            if not state.training:
+                raise IllegalEvent("a step ended that had not started")
+            return replace(state, step=state.step + 1, training=False, in_step=0), ()
+        case RunEnding():
+            return replace(state, ending=True), ()
+        case ExplorerJoined():
+            return _join(state, event), ()
+        case _:
+            return _take_in_of_known(state, event, _known(state, event.explorer))
+
+
+def _take_in_of_known(
+    state: TrainerSyncState, event: ExplorerEvent, view: ExplorerView
+) -> tuple[TrainerSyncState, tuple[TrainerAction, ...]]:
+    name = event.explorer
+    match event:
+        case ExplorerLeft():
+            return _with(state, name, replace(view, connected=False, target=None, asking=False)), ()
+        case ExplorerFinished():
+            return _with(state, name, replace(view, finished=True)), ()
+        case GroupsReceived():
+            return _with(state, name, replace(view, received=view.received + event.count)), ()
+        case GroupsDropped():
+            return _with(state, name, _consume(name, view, event.count)), ()
+        case WeightsDelivered():
+            return _delivered(state, name, view, event.step)
+        case SyncRequested():
+            if state.step == state.published == view.applied:
+                return state, (AnswerSync(name, newer=False, step=state.step),)
+            return _with(state, name, replace(view, asking=True)), ()
+
+
+def _join(state: TrainerSyncState, event: ExplorerJoined) -> TrainerSyncState:
+    if not event.gone <= event.received:
+        raise IllegalEvent(f"{event.explorer}: {event.gone} groups trained, {event.received} received")
+    view = ExplorerView(
+        applied=event.applied,
+        owed=event.applied != state.published,
+        granted=max(event.started, event.received),
+        received=event.received,
+        gone=event.gone,
+    )
+    return _with(state, event.explorer, view)
+
+
+def _start_step(state: TrainerSyncState, groups: tuple[tuple[str, int], ...]) -> TrainerSyncState:
+    if state.training:
+        raise IllegalEvent("a step started while another runs")
+    for name, count in groups:
+        state = _with(state, name, _consume(name, _known(state, name), count))
+    return replace(state, training=True, in_step=sum(count for _, count in groups))
+
+
+def _consume(name: str, view: ExplorerView, count: int) -> ExplorerView:
+    if view.gone + count > view.received:
+        raise IllegalEvent(f"{count} groups of {name} consumed, {view.received - view.gone} were there")
+    return replace(view, gone=view.gone + count)
+
+
+def _delivered(
+    state: TrainerSyncState, name: str, view: ExplorerView, version: int
+) -> tuple[TrainerSyncState, tuple[TrainerAction, ...]]:
+    if view.applied is not None and version < view.applied:
+        raise IllegalEvent(f"{name} went back from version {view.applied} to {version}")
+    target = None if view.target is not None and view.target <= version else view.target
+    state = _with(state, name, replace(view, applied=version, target=target, asking=view.asking and target is not None))
+    if view.asking and target is None:
+        return state, (AnswerSync(name, newer=True, step=version),)
+    return state, ()
+
+
+def _publish_what_is_due(
+    state: TrainerSyncState, policy: SyncPolicy
+) -> tuple[TrainerSyncState, tuple[TrainerAction, ...]]:
+    if state.training or not is_due(state, policy):
+        return state, ()
+    if policy.style is Style.FIXED and state.published is not None and behind(state):
+        return state, ()
+    receivers = tuple(
+        name
+        for name, view in state.explorers.items()
+        if view.connected and (view.asking or state.ending or policy.style is not Style.EXPLORER_DRIVEN)
+    )
+    for name in receivers:
+        state = _with(state, name, replace(state.explorers[name], target=state.step, owed=False))
+    state = replace(state, published=state.step)
+    return state, (Publish(state.step, receivers),)
+
+
+def _deliver_to_newcomers(state: TrainerSyncState) -> tuple[TrainerSyncState, tuple[TrainerAction, ...]]:
+    """To those that came without the published version, and to those that ask and have less."""
+    published = state.published
+    if published is None:
+        return state, ()
+    actions: list[TrainerAction] = []
+    for name, view in state.explorers.items():
+        lacking = view.applied != state.published and (view.owed or view.asking)
+        if view.connected and view.target is None and lacking:
+            state = _with(state, name, replace(view, target=published, owed=False))
+            actions.append(Deliver(published, name))
+    return state, tuple(actions)
+
+
+def _grant(state: TrainerSyncState, policy: SyncPolicy) -> tuple[TrainerSyncState, tuple[TrainerAction, ...]]:
+    if state.ending:
+        return state, ()
+    held = outstanding(state)
+    ceilings = {
+        name: _ceiling(state, view.applied, policy)
+        for name, view in state.explorers.items()
+        if view.takes_part and view.applied is not None
+    }
+    given = dict.fromkeys(ceilings, 0)
+    fewest_open_first = [(state.explorers[name].open, name) for name, ceiling in ceilings.items() if held < ceiling]
+    heapq.heapify(fewest_open_first)
+    while fewest_open_first:
+        open_groups, name = heapq.heappop(fewest_open_first)
+        if held >= ceilings[name]:
+            continue
+        given[name] += 1
+        held += 1
+        heapq.heappush(fewest_open_first, (open_groups + 1, name))
+    grants: list[TrainerAction] = []
+    for name, count in given.items():
+        if count:
+            view = state.explorers[name]
+            state = _with(state, name, replace(view, granted=view.granted + count))
+            grants.append(Grant(name, view.granted + count, view.applied or 0))
+    return state, tuple(grants)
+
+
+def _ceiling(state: TrainerSyncState, version: int, policy: SyncPolicy) -> int:
+    """Groups that may be outstanding before one more, made with this version, would be too stale or too many."""
+    if policy.max_staleness is None:
+        return policy.max_queued_groups
+    fresh = (version + 1 + policy.max_staleness - state.step) * policy.groups_per_train_step
+    return min(policy.max_queued_groups, fresh)
+
+
+def _known(state: TrainerSyncState, name: str) -> ExplorerView:
+    if name not in state.explorers:
+        raise IllegalEvent(f"unknown explorer {name!r}; known are {', '.join(state.explorers) or 'none'}")
+    return state.explorers[name]
+
+
+def _with(state: TrainerSyncState, name: str, view: ExplorerView) -> TrainerSyncState:
+    return replace(state, explorers=MappingProxyType({**state.explorers, name: view}))
