@@ -26,6 +26,10 @@ DTYPES: Mapping[str, torch.dtype] = {
 DTYPE_NAMES: Mapping[torch.dtype, str] = {dtype: name for name, dtype in DTYPES.items()}
 MAX_DIMENSIONS = 8
 MAX_NAME_LENGTH = 512
+MAX_ELEMENTS = 1 << 60
+"""Of a shape, counting empty dimensions as 1: beyond it torch's strides overflow, even for a tensor without bytes."""
+RESERVED_NAME = "__metadata__"
+"""safetensors keeps its remarks under this name; a tensor cannot have it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +98,21 @@ def build_manifest(tensors: Mapping[str, torch.Tensor]) -> Manifest:
     return Manifest(frozen, offset, content_hash(frozen), layout_hash(frozen))
 
 
+def tensor_views(manifest: Manifest, data: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The tensors in `data` (uint8 `[total_bytes]`, on the CPU), as views; of a validated manifest.
+
+    A tensor whose offset is no multiple of its element size cannot be viewed by torch and is copied.
+    """
+    views: dict[str, torch.Tensor] = {}
+    for entry in manifest.tensors:
+        dtype = DTYPES[entry.dtype]
+        raw = data[entry.offset : entry.offset + entry.length]
+        if raw.storage_offset() % dtype.itemsize:
+            raw = raw.clone()
+        views[entry.name] = raw.view(dtype).reshape(entry.shape)
+    return views
+
+
 def validate_manifest(manifest: Manifest, *, max_tensors: int, max_bytes: int) -> None:
     """Refuses a manifest of a peer or a file that is inconsistent or over a limit.
 
@@ -123,15 +142,24 @@ def validate_manifest(manifest: Manifest, *, max_tensors: int, max_bytes: int) -
 def _validate_entry(entry: TensorEntry, expected_offset: int) -> None:
     if not 0 < len(entry.name) <= MAX_NAME_LENGTH:
         raise MalformedData(f"a tensor's name has {len(entry.name)} characters, allowed are 1 to {MAX_NAME_LENGTH}")
+    if (
+        "\0" in entry.name
+        or entry.name == RESERVED_NAME
+        or any("\ud800" <= letter <= "\udfff" for letter in entry.name)
+    ):
+        raise MalformedData(f"a tensor cannot be named {entry.name!r}")
     if entry.dtype not in DTYPES:
         raise MalformedData(f"tensor {entry.name!r} has dtype {entry.dtype!r}, known are {', '.join(DTYPES)}")
     if len(entry.shape) > MAX_DIMENSIONS:
         raise MalformedData(f"tensor {entry.name!r} has {len(entry.shape)} dimensions, at most {MAX_DIMENSIONS}")
     if len(entry.xxh3) != 16:  # noqa: PLR2004 - 128 bits
         raise MalformedData(f"the hash of tensor {entry.name!r} has {len(entry.xxh3)} bytes, not 16")
-    elements = 1
+    elements, extent = 1, 1
     for size in entry.shape:
         elements *= size
+        extent *= max(size, 1)
+    if extent > MAX_ELEMENTS:
+        raise MalformedData(f"tensor {entry.name!r} has a shape beyond {MAX_ELEMENTS} elements")
     if elements * DTYPES[entry.dtype].itemsize != entry.length or min(entry.shape, default=0) < 0:
         raise MalformedData(f"tensor {entry.name!r} of shape {entry.shape} claims {entry.length} bytes")
     if entry.offset != expected_offset:
