@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from common.config.base import Section
+from common.config.base import ListenAddress, PeerAddress, Section
 from common.config.model import DeviceConfig
 
 
@@ -51,9 +51,13 @@ class ExplorerConfig(DeviceConfig):
     """The explorer's loop."""
 
     id: str = Field("explorer-0", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$", description="Unique in a run.")
-    address: str = Field("127.0.0.1:50052", description="host:port that the explorer listens on; port 0 picks one.")
-    advertise: str | None = Field(None, description="host:port at which the trainer reaches it; default: `address`.")
-    trainer: str | None = Field(
+    address: ListenAddress = Field(
+        "127.0.0.1:50052", description="host:port that the explorer listens on; port 0 picks one."
+    )
+    advertise: PeerAddress | None = Field(
+        None, description="host:port at which the trainer reaches it; default: `address`."
+    )
+    trainer: PeerAddress | None = Field(
         None, description="host:port of a trainer to register with. None: the trainer's config lists this explorer."
     )
     engine: str = Field("torch", description="torch, or one that a plugin registered.")

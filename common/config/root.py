@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from common.config.algorithm import AlgorithmConfig
-from common.config.base import Section
+from common.config.base import PeerAddress, Section
 from common.config.explorer import ExplorerConfig, TasksetConfig
 from common.config.model import ModelConfig
 from common.config.sync import SyncConfig
 from common.config.trainer import BufferConfig, CheckpointConfig, TrainerConfig
+
+_MESSAGE_OVERHEAD = 4096
+"""Bytes of a message beside its bulk field: a few numbers and short texts."""
 
 
 class RunConfig(Section):
@@ -48,16 +51,16 @@ class MonitorConfig(Section):
     sinks: tuple[str, ...] = Field(
         ("jsonl", "tensorboard"), description="jsonl, tensorboard, or ones that a plugin registered."
     )
-    log_level: str = Field("INFO", pattern="^(DEBUG|INFO|WARNING|ERROR)$", description="Of the structured log.")
-    log_format: str = Field(
-        "auto", pattern="^(auto|console|json)$", description="`auto`: console on a terminal, else JSON."
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("INFO", description="Of the structured log.")
+    log_format: Literal["auto", "console", "json"] = Field(
+        "auto", description="`auto`: console on a terminal, else JSON."
     )
 
 
 class ExplorerAddress(Section):
     """An explorer that the trainer dials."""
 
-    address: str = Field(description="host:port.")
+    address: PeerAddress = Field(description="host:port.")
 
 
 class TandemConfig(Section):
@@ -88,6 +91,16 @@ class TandemConfig(Section):
     def _sides_fit(self) -> Self:
         if self.buffer.source == "file" and self.trainer.total_steps is None and self.buffer.epochs is None:
             raise ValueError("`buffer.source: file` needs `trainer.total_steps` or `buffer.epochs`, else it never ends")
+        if self.explorer.group_size > self.limits.batch_experiences:
+            raise ValueError(
+                f"`explorer.group_size` {self.explorer.group_size} is over `limits.batch_experiences` "
+                f"{self.limits.batch_experiences}: a group travels whole, so none could be sent"
+            )
+        if self.sync.chunk_bytes + _MESSAGE_OVERHEAD > self.limits.message_bytes:
+            raise ValueError(
+                f"`sync.chunk_bytes` {self.sync.chunk_bytes} does not fit into a message of `limits.message_bytes` "
+                f"{self.limits.message_bytes} (less {_MESSAGE_OVERHEAD} for its other fields)"
+            )
         return self
 
     @property

@@ -7,14 +7,16 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from common.config.base import Section
+from common.config.base import ListenAddress, Section
 from common.config.model import DeviceConfig
 
 
 class TrainerConfig(DeviceConfig):
     """The trainer's loop."""
 
-    address: str = Field("127.0.0.1:50051", description="host:port that the trainer listens on; port 0 picks one.")
+    address: ListenAddress = Field(
+        "127.0.0.1:50051", description="host:port that the trainer listens on; port 0 picks one."
+    )
     batch_size: int = Field(8, ge=1, description="Groups a step (with `buffer.source: file`: examples a step).")
     total_steps: int | None = Field(None, ge=1, description="None: until the explorers say that nothing more comes.")
     microbatch_tokens: int = Field(
