@@ -1,0 +1,41 @@
+"""From `monitor.sinks` in the configuration to sinks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from common.config.root import TandemConfig
+from common.errors import StorageFailed
+
+# Imported for what they register.
+from common.monitor import jsonl as _jsonl  # noqa: F401 - see above
+from common.monitor.sink import SINKS, MetricSink
+
+
+def metrics_folder(config: TandemConfig) -> Path:
+    """Where the metrics of the current stage lie: SERVICE.jsonl, tensorboard/SERVICE, ..."""
+    return config.stage_folder / "metrics"
+
+
+def build_sinks(config: TandemConfig, service: str) -> list[MetricSink]:
+    """The configured sinks; `service` is "trainer" or the explorer's name.
+
+    Raises ConfigError for an unknown sink and StorageFailed where the folder cannot be written.
+    """
+    factories = [SINKS.get(name) for name in config.monitor.sinks]
+    folder = metrics_folder(config)
+    if not factories:
+        return []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageFailed(f"metrics folder {folder}: {error.strerror}", path=folder) from error
+    sinks: list[MetricSink] = []
+    try:
+        for factory in factories:
+            sinks.append(factory(folder, service))  # noqa: PERF401 - those made before a failure are closed below
+    except BaseException:
+        for sink in sinks:
+            sink.close()
+        raise
+    return sinks
