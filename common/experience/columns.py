@@ -1,0 +1,186 @@
+"""Ragged columnar batches of experiences, and their bytes (`ExperienceBatch.columns` in experience.proto).
+
+Shape letters: `N` experiences, `T` tokens of all of them together, `R` tokens after the prompts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+import numpy.typing as npt
+
+from common.config.root import LimitsConfig
+from common.errors import MalformedData
+from common.experience.checks import check_columns
+from common.experience.experience import Experience, FloatArray, IntArray, MaskArray
+from common.experience.header import DTYPES, LENGTH_BYTES, Column, build_header, parse_header
+
+LongArray = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Columns:
+    """Experiences, one array a property. Arrays that come from `decode` are read-only views of its bytes."""
+
+    tokens: IntArray
+    """int32 `[T]`: prompt and response of experience 0, then of 1, ..."""
+    token_offsets: LongArray
+    """int64 `[N + 1]`: experience i is `tokens[token_offsets[i]:token_offsets[i + 1]]`. Example: `[0, 6, 10]`."""
+    prompt_lengths: IntArray
+    """int32 `[N]`."""
+    action_mask: MaskArray
+    """uint8 `[R]`: 1 for tokens that the policy sampled; the tokens after each prompt alone, hence R, not T."""
+    logprobs: FloatArray
+    """float32 `[R]`: behaviour logprobs; 0 where `action_mask` is 0."""
+    rewards: FloatArray
+    """float32 `[N]`."""
+    oldest_versions: LongArray
+    """int64 `[N]`: policy step of the oldest token's weights."""
+    newest_versions: LongArray
+    """int64 `[N]`: policy step of the newest token's weights."""
+    truncated: MaskArray
+    """uint8 `[N]`: 1 when the length limit ended it."""
+
+    @classmethod
+    def from_experiences(cls, experiences: Sequence[Experience]) -> Columns:
+        """Columns of these experiences, at least one.
+
+        Raises MalformedData when one of them could not pass `decode` on the other side (a NaN reward, lengths that
+        differ, ...): better here than in a batch that is spooled and refused for ever.
+        """
+        if not experiences:
+            raise MalformedData("a batch without experiences")
+        for index, experience in enumerate(experiences):
+            responses = len(experience.tokens) - experience.prompt_length
+            if not responses == len(experience.action_mask) == len(experience.logprobs):
+                raise MalformedData(
+                    f"experience {index} has {responses} tokens after its prompt, "
+                    f"{len(experience.action_mask)} items of action_mask, {len(experience.logprobs)} logprobs"
+                )
+        lengths = [len(experience.tokens) for experience in experiences]
+        arrays: dict[str, Column] = {
+            "tokens": _joined([experience.tokens for experience in experiences], "tokens"),
+            "token_offsets": _offsets(np.array(lengths, np.int64)),
+            "prompt_lengths": np.array([experience.prompt_length for experience in experiences], np.int32),
+            "action_mask": _joined([experience.action_mask for experience in experiences], "action_mask"),
+            "logprobs": _joined([experience.logprobs for experience in experiences], "logprobs"),
+            "rewards": np.array([experience.reward for experience in experiences], np.float32),
+            "oldest_versions": np.array([experience.oldest_version for experience in experiences], np.int64),
+            "newest_versions": np.array([experience.newest_version for experience in experiences], np.int64),
+            "truncated": np.array([experience.truncated for experience in experiences], np.uint8),
+        }
+        check_columns(arrays, None, None)
+        return cls(**arrays)
+
+    @property
+    def experience_count(self) -> int:
+        """`N`."""
+        return self.rewards.size
+
+    @property
+    def response_offsets(self) -> LongArray:
+        """int64 `[N + 1]`: `action_mask` and `logprobs` of experience i lie between items i and i + 1 of it."""
+        return self.token_offsets - _offsets(self.prompt_lengths)
+
+    def slice(self, start: int, stop: int) -> Columns:
+        """Experiences `start` to `stop - 1`, as views; only the offsets are copied."""
+        first_token, end_token = self.token_offsets[start], self.token_offsets[stop]
+        responses = self.response_offsets
+        first_response, end_response = responses[start], responses[stop]
+        return Columns(
+            tokens=self.tokens[first_token:end_token],
+            token_offsets=self.token_offsets[start : stop + 1] - first_token,
+            prompt_lengths=self.prompt_lengths[start:stop],
+            action_mask=self.action_mask[first_response:end_response],
+            logprobs=self.logprobs[first_response:end_response],
+            rewards=self.rewards[start:stop],
+            oldest_versions=self.oldest_versions[start:stop],
+            newest_versions=self.newest_versions[start:stop],
+            truncated=self.truncated[start:stop],
+        )
+
+    def select(self, indices: Sequence[int] | npt.NDArray[np.integer]) -> Columns:
+        """The experiences at these indices, in this order, copied; an index may appear again."""
+        chosen = np.asarray(indices, np.int64)
+        token_index, token_offsets = _gather(self.token_offsets, chosen)
+        response_index, _ = _gather(self.response_offsets, chosen)
+        return Columns(
+            tokens=self.tokens[token_index],
+            token_offsets=token_offsets,
+            prompt_lengths=self.prompt_lengths[chosen],
+            action_mask=self.action_mask[response_index],
+            logprobs=self.logprobs[response_index],
+            rewards=self.rewards[chosen],
+            oldest_versions=self.oldest_versions[chosen],
+            newest_versions=self.newest_versions[chosen],
+            truncated=self.truncated[chosen],
+        )
+
+    def to_experiences(self) -> list[Experience]:
+        """One value an experience, with views of these arrays; texts are empty."""
+        return list(self._experiences())
+
+    def _experiences(self) -> Iterator[Experience]:
+        responses = self.response_offsets.tolist()
+        tokens = self.token_offsets.tolist()
+        for index in range(self.experience_count):
+            span = slice(responses[index], responses[index + 1])
+            yield Experience(
+                tokens=self.tokens[tokens[index] : tokens[index + 1]],
+                prompt_length=int(self.prompt_lengths[index]),
+                action_mask=self.action_mask[span],
+                logprobs=self.logprobs[span],
+                reward=float(self.rewards[index]),
+                oldest_version=int(self.oldest_versions[index]),
+                newest_version=int(self.newest_versions[index]),
+                truncated=bool(self.truncated[index]),
+            )
+
+
+def concat(parts: Sequence[Columns]) -> Columns:
+    """All experiences of these columns, in order, copied. Needs at least one part."""
+    arrays = {
+        column.name: np.concatenate([getattr(part, column.name) for part in parts])
+        for column in fields(Columns)
+        if column.name != "token_offsets"
+    }
+    lengths = np.concatenate([np.diff(part.token_offsets) for part in parts])
+    return Columns(token_offsets=_offsets(lengths), **arrays)
+
+
+def encode(columns: Columns) -> bytes:
+    """The safetensors file image of these columns: one copy of the data."""
+    arrays = {name: np.ascontiguousarray(getattr(columns, name), dtype) for name, dtype in DTYPES.items()}
+    return b"".join([build_header(arrays), *(arrays[name].data for name in DTYPES)])
+
+
+def decode(data: bytes | memoryview, limits: LimitsConfig) -> Columns:
+    """The columns in a peer's or a file's bytes, as views of them: nothing is copied when the bytes are aligned.
+
+    Raises LimitExceeded (`limits.batch_experiences`, `limits.experience_tokens`, the header's size) or MalformedData.
+    """
+    view = memoryview(data).cast("B")
+    if len(view) and np.frombuffer(view, np.uint8).ctypes.data % LENGTH_BYTES:
+        view = memoryview(bytes(view))
+    arrays = parse_header(view)
+    check_columns(arrays, limits.batch_experiences, limits.experience_tokens)
+    return Columns(**arrays)
+
+
+def _joined(parts: Sequence[Column], name: str) -> Column:
+    return np.concatenate(parts, dtype=DTYPES[name], casting="same_kind")
+
+
+def _offsets(lengths: npt.NDArray[np.integer]) -> LongArray:
+    offsets = np.zeros(lengths.size + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return offsets
+
+
+def _gather(offsets: LongArray, chosen: LongArray) -> tuple[LongArray, LongArray]:
+    """Index of every item of the chosen ragged rows, and the offsets of the result."""
+    lengths = np.diff(offsets)[chosen]
+    gathered = _offsets(lengths)
+    return np.arange(gathered[-1]) + np.repeat(offsets[:-1][chosen] - gathered[:-1], lengths), gathered
