@@ -28,6 +28,8 @@ MAX_DIMENSIONS = 8
 MAX_NAME_LENGTH = 512
 MAX_ELEMENTS = 1 << 60
 """Of a shape, counting empty dimensions as 1: beyond it torch's strides overflow, even for a tensor without bytes."""
+SHOWN_CHARACTERS = 40
+"""Of a peer's text in an error: it travels in gRPC metadata, which is limited to 8 KiB."""
 RESERVED_NAME = "__metadata__"
 """safetensors keeps its remarks under this name; a tensor cannot have it."""
 
@@ -149,7 +151,9 @@ def _validate_entry(entry: TensorEntry, expected_offset: int) -> None:
     ):
         raise MalformedData(f"a tensor cannot be named {entry.name!r}")
     if entry.dtype not in DTYPES:
-        raise MalformedData(f"tensor {entry.name!r} has dtype {entry.dtype!r}, known are {', '.join(DTYPES)}")
+        raise MalformedData(
+            f"tensor {entry.name!r} has dtype {entry.dtype[:SHOWN_CHARACTERS]!r}, known are {', '.join(DTYPES)}"
+        )
     if len(entry.shape) > MAX_DIMENSIONS:
         raise MalformedData(f"tensor {entry.name!r} has {len(entry.shape)} dimensions, at most {MAX_DIMENSIONS}")
     if len(entry.xxh3) != 16:  # noqa: PLR2004 - 128 bits
