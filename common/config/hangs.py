@@ -1,0 +1,135 @@
+"""Settings under which both sides would wait for each other for ever, found in closed form.
+
+What is found here hangs for certain; what passes may still hang by timing, which the simulator looks for. Letters:
+`B` groups a trainer step, `E` groups an explore step, `K` explorers, `T` and `M` intervals, `n` offset, `S` staleness,
+`Q` groups that may be granted and not trained. Explorers pass their boundary k (k >= 1) with `G(k) = (n + kM) E K`
+groups started in all; between boundaries k and k + 1 they hold the version that they took at boundary k (k = 0: the
+initial weights), because only fully_async takes one elsewhere. Credit on version v ends at `(v + 1 + S) B` groups: the
+next one would be trained at a step above v + 1 + S, and be too stale.
+
+Under fixed no version is skipped, so version kT is held after boundary k, and the trainer stops at step (k + 2)T until
+(k + 1)T is applied. For each k the explorers need credit up to G(k + 1), and the trainer needs G(k + 1) >= (k + 1)TB to
+publish what they then wait for. Under the other styles the best that boundary k can offer is `floor(G(k) / B)` steps,
+rounded down to a publication.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from common.sync.policy import Style, SyncPolicy
+
+_MAX_BOUNDARIES = 100_000
+"""Looked at one by one where remainders decide; they repeat after BT / gcd(ME, BT) boundaries, mostly a few."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hang:
+    """Why, and how far the trainer comes before."""
+
+    reason: str
+    trainer_steps: int
+    """Steps done when nothing moves any more; a run that ends by then does not hang."""
+
+
+def find_hang(policy: SyncPolicy, explorers: int, total_steps: int | None) -> Hang | None:
+    """The earliest certain hang of a run of `total_steps` (None: endless) with so many explorers, if there is one."""
+    hangs = [hang for hang in _hangs(policy, explorers) if total_steps is None or hang.trainer_steps < total_steps]
+    return min(hangs, key=lambda hang: hang.trainer_steps, default=None)
+
+
+def _hangs(policy: SyncPolicy, explorers: int) -> Iterator[Hang]:
+    batch, queue = policy.groups_per_train_step, policy.max_queued_groups
+    staleness, interval = policy.max_staleness, policy.trainer_interval
+    if queue < batch:
+        yield Hang(
+            f"`buffer.max_groups` {queue} is below `trainer.batch_size` {batch}: a whole batch can never wait in the trainer",
+            trainer_steps=0,
+        )
+    if staleness is not None and staleness < interval - 1 and policy.style is not Style.EXPLORER_DRIVEN:
+        yield Hang(
+            f"`sync.max_staleness` {staleness} is below the trainer's sync interval minus one, {interval - 1}: on version 0 only "
+            f"({staleness} + 1) x {batch} groups may be made, which is {staleness + 1} trainer steps, and the next version is "
+            f"published at step {interval}",
+            trainer_steps=staleness + 1,
+        )
+    match policy.style:
+        case Style.FIXED:
+            yield from _fixed(policy, explorers)
+        case Style.TRAINER_DRIVEN | Style.EXPLORER_DRIVEN:
+            yield from _at_boundaries(policy, explorers)
+        case Style.FULLY_ASYNC:
+            return
+
+
+def _fixed(policy: SyncPolicy, explorers: int) -> Iterator[Hang]:
+    batch, interval, queue = policy.groups_per_train_step, policy.trainer_interval, policy.max_queued_groups
+    window = policy.explorer_interval * policy.groups_per_explore_step * explorers
+    first = window + policy.offset * policy.groups_per_explore_step * explorers
+    who = "1 explorer" if explorers == 1 else f"{explorers} explorers"
+    makes = (
+        f"{who} x {policy.groups_per_explore_step} tasks x {policy.explorer_interval} explore steps = {window} groups"
+    )
+    takes = f"{interval} trainer steps x {batch} = {interval * batch} groups"
+
+    k = _first_above_zero(interval * batch - first, interval * batch - window)
+    if k is not None:
+        made = first + k * window
+        yield Hang(
+            f"fixed: from boundary to boundary the explorer side makes {makes}, and the trainer needs {takes} to publish the "
+            f"next version: after explore step {policy.offset + (k + 1) * policy.explorer_interval} the explorer waits for "
+            f"version {(k + 1) * interval}, which takes {(k + 1) * interval * batch} groups, and only {made} were made",
+            trainer_steps=made // batch,
+        )
+    k = _first_above_zero(first - 2 * interval * batch - queue, window - interval * batch)
+    if k is not None:
+        yield Hang(
+            f"fixed: from boundary to boundary the explorer side makes {makes}, and the trainer takes {takes}: the surplus fills "
+            f"`buffer.max_groups` {queue} before explore step {policy.offset + (k + 1) * policy.explorer_interval} is made, and "
+            f"the trainer waits at step {(k + 2) * interval} until the version before is applied after that explore step",
+            trainer_steps=(k + 2) * interval,
+        )
+    if policy.max_staleness is None:
+        return
+    k = _first_above_zero(first - (1 + policy.max_staleness) * batch, window - interval * batch)
+    if k is not None:
+        steps = k * interval + 1 + policy.max_staleness
+        yield Hang(_credit_ends(policy, explorers, k, k * interval), trainer_steps=min(steps, (k + 2) * interval))
+
+
+def _at_boundaries(policy: SyncPolicy, explorers: int) -> Iterator[Hang]:
+    """Credit that ends between two boundaries, even if each boundary gets the newest version there can be."""
+    if policy.max_staleness is None:
+        return
+    batch, made_in_step = policy.groups_per_train_step, policy.groups_per_explore_step
+    interval = 1 if policy.style is Style.EXPLORER_DRIVEN else policy.trainer_interval
+    window = policy.explorer_interval * made_in_step
+    period = interval * batch // math.gcd(window, interval * batch)
+    # With several explorers only the first boundary is certain: the others' groups may bring newer versions later.
+    boundaries = 1 if explorers > 1 else min(period + 2, _MAX_BOUNDARIES)
+    for k in range(boundaries):
+        started = policy.offset * made_in_step + k * window
+        version = started // (interval * batch) * interval if k else 0
+        if started + window > (version + 1 + policy.max_staleness) * batch:
+            yield Hang(_credit_ends(policy, 1, k, version), trainer_steps=version + 1 + policy.max_staleness)
+            return
+
+
+def _credit_ends(policy: SyncPolicy, explorers: int, k: int, version: int) -> str:
+    boundary = policy.offset + (k + 1) * policy.explorer_interval
+    groups = boundary * policy.groups_per_explore_step * explorers
+    staleness, batch = policy.max_staleness or 0, policy.groups_per_train_step
+    return (
+        f"{policy.style.value}: `sync.max_staleness` {staleness} lets only ({version} + 1 + {staleness}) x {batch} = "
+        f"{(version + 1 + staleness) * batch} groups be made before a version newer than {version} is applied, and the explorer "
+        f"takes one only after explore step {boundary}, when {groups} groups were made"
+    )
+
+
+def _first_above_zero(start: int, slope: int) -> int | None:
+    """The smallest k >= 0 with start + k slope > 0."""
+    if start > 0:
+        return 0
+    return -start // slope + 1 if slope > 0 else None
