@@ -1,0 +1,48 @@
+"""The weights that rollouts run on: checking new ones, swapping them in, and hashing what is then live."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from common.errors import ManifestMismatch, NonFiniteWeights
+from common.models.causal_lm import load_rollout_state, rollout_state
+from common.weights.manifest import DTYPE_NAMES, Manifest, build_manifest
+
+_SHOWN = 3
+
+
+class LiveWeights:
+    """The model's weights, as the layout names them. `check` may run in any thread, `swap` only in the model's."""
+
+    def __init__(self, model: torch.nn.Module, dtype: torch.dtype) -> None:
+        self._model = model
+        self._dtype = dtype
+        self.layout: Manifest = self._measure()
+
+    def check(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Raises ManifestMismatch unless names, dtypes and shapes are the layout's, NonFiniteWeights on NaN or inf."""
+        expected = {entry.name: (entry.dtype, entry.shape) for entry in self.layout.tensors}
+        given = {name: (DTYPE_NAMES.get(tensor.dtype), tuple(tensor.shape)) for name, tensor in tensors.items()}
+        missing = sorted(expected.keys() - given.keys())
+        unknown = sorted(given.keys() - expected.keys())
+        if missing or unknown:
+            raise ManifestMismatch(f"weights lack tensors {missing[:_SHOWN]} and have unknown ones {unknown[:_SHOWN]}")
+        for name, tensor in tensors.items():
+            if given[name] != expected[name]:
+                raise ManifestMismatch(f"tensor {name!r} is {given[name]}, the model has {expected[name]}")
+            if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+                raise NonFiniteWeights(f"tensor {name!r} has NaN or infinite values")
+
+    def swap(self, tensors: Mapping[str, torch.Tensor]) -> str:
+        """Copies checked tensors over the live ones, in place; returns the manifest hash of what is live now.
+
+        An error leaves the weights torn: the engine must not go on after one.
+        """
+        load_rollout_state(self._model, tensors)
+        self.layout = self._measure()
+        return self.layout.manifest_hash
+
+    def _measure(self) -> Manifest:
+        return build_manifest(rollout_state(self._model, self._dtype))
