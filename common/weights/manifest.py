@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -88,10 +88,14 @@ def tensor_bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 def build_manifest(tensors: Mapping[str, torch.Tensor]) -> Manifest:
     """The manifest of these CPU tensors, laid out one after the other in the order of their names."""
+    return manifest_in_order((name, tensors[name]) for name in sorted(tensors))
+
+
+def manifest_in_order(tensors: Iterable[tuple[str, torch.Tensor]]) -> Manifest:
+    """The manifest of these CPU tensors, laid out one after the other as they come."""
     entries: list[TensorEntry] = []
     offset = 0
-    for name in sorted(tensors):
-        tensor = tensors[name]
+    for name, tensor in tensors:
         data = tensor_bytes(tensor)
         digest = xxhash.xxh3_128_digest(data.numpy().data)
         entries.append(TensorEntry(name, DTYPE_NAMES[tensor.dtype], tuple(tensor.shape), offset, data.numel(), digest))
@@ -127,7 +131,7 @@ def validate_manifest(manifest: Manifest, *, max_tensors: int, max_bytes: int) -
     names: set[str] = set()
     offset = 0
     for entry in manifest.tensors:
-        _validate_entry(entry, offset)
+        validate_entry(entry, offset)
         if entry.name in names:
             raise MalformedData(f"tensor {entry.name!r} appears twice")
         names.add(entry.name)
@@ -141,14 +145,11 @@ def validate_manifest(manifest: Manifest, *, max_tensors: int, max_bytes: int) -
         raise MalformedData("the manifest's hashes are not those of its tensors")
 
 
-def _validate_entry(entry: TensorEntry, expected_offset: int) -> None:
+def validate_entry(entry: TensorEntry, expected_offset: int) -> None:
+    """Refuses a tensor that is inconsistent in itself or does not start where the one before ends: MalformedData."""
     if not 0 < len(entry.name) <= MAX_NAME_LENGTH:
         raise MalformedData(f"a tensor's name has {len(entry.name)} characters, allowed are 1 to {MAX_NAME_LENGTH}")
-    if (
-        "\0" in entry.name
-        or entry.name == RESERVED_NAME
-        or any("\ud800" <= letter <= "\udfff" for letter in entry.name)
-    ):
+    if "\0" in entry.name or entry.name == RESERVED_NAME or not _is_unicode(entry.name):
         raise MalformedData(f"a tensor cannot be named {entry.name!r}")
     if entry.dtype not in DTYPES:
         raise MalformedData(
@@ -168,3 +169,12 @@ def _validate_entry(entry: TensorEntry, expected_offset: int) -> None:
         raise MalformedData(f"tensor {entry.name!r} of shape {entry.shape} claims {entry.length} bytes")
     if entry.offset != expected_offset:
         raise MalformedData(f"tensor {entry.name!r} starts at byte {entry.offset}, expected {expected_offset}")
+
+
+def _is_unicode(name: str) -> bool:
+    """False for half a surrogate pair: JSON can spell it, UTF-8 (and so the hash and the wire) cannot."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
