@@ -95,21 +95,21 @@ def _fixed(policy: SyncPolicy, explorers: int) -> Iterator[Hang]:
         return
     k = _first_above_zero(first - (1 + policy.max_staleness) * batch, window - interval * batch)
     if k is not None:
-        steps = k * interval + 1 + policy.max_staleness
-        yield Hang(_credit_ends(policy, explorers, k, k * interval), trainer_steps=min(steps, (k + 2) * interval))
+        # Of several explorers one may come through, and lend the trainer another window's groups.
+        alone = k * interval + 1 + policy.max_staleness if explorers == 1 else math.inf
+        yield Hang(_credit_ends(policy, explorers, k, k * interval), trainer_steps=int(min(alone, (k + 2) * interval)))
 
 
 def _at_boundaries(policy: SyncPolicy, explorers: int) -> Iterator[Hang]:
     """Credit that ends between two boundaries, even if each boundary gets the newest version there can be."""
-    if policy.max_staleness is None:
+    if policy.max_staleness is None or explorers > 1:
+        # With several explorers nothing is certain: the others' groups bring newer versions, which one may start with.
         return
     batch, made_in_step = policy.groups_per_train_step, policy.groups_per_explore_step
     interval = 1 if policy.style is Style.EXPLORER_DRIVEN else policy.trainer_interval
     window = policy.explorer_interval * made_in_step
     period = interval * batch // math.gcd(window, interval * batch)
-    # With several explorers only the first boundary is certain: the others' groups may bring newer versions later.
-    boundaries = 1 if explorers > 1 else min(period + 2, _MAX_BOUNDARIES)
-    for k in range(boundaries):
+    for k in range(min(period + 2, _MAX_BOUNDARIES)):
         started = policy.offset * made_in_step + k * window
         version = started // (interval * batch) * interval if k else 0
         if started + window > (version + 1 + policy.max_staleness) * batch:
