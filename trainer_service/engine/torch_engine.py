@@ -18,14 +18,25 @@ from common.models.causal_lm import load_model, load_rollout_state
 from common.models.tokenizer import load_tokenizer
 from common.weights.manifest import Manifest, build_manifest
 from trainer_service.algorithm.presets import resolve_algorithm
-from trainer_service.engine import state as files
 from trainer_service.engine.base import StepResult, TrainBatch, WeightsSnapshot
+from trainer_service.engine.capture import TorchCapture, master_tensors
 from trainer_service.engine.device import choose_device, prepare_device, prepare_model
 from trainer_service.engine.export import WeightExporter
 from trainer_service.engine.logprobs import PolicyHead
 from trainer_service.engine.metrics import StepMetrics
+from trainer_service.engine.moments import check_moments, copy_moments, restore_moments
 from trainer_service.engine.optimizer import Schedule, build_optimizer, clip_gradients, gradients
 from trainer_service.engine.packing import pack
+from trainer_service.engine.state import (
+    FORMAT,
+    MODEL_FILE,
+    OPTIMIZER_FILE,
+    EngineState,
+    read_state,
+    read_tensors,
+    rng_from_hex,
+    rng_to_hex,
+)
 from trainer_service.engine.update import Computation, StepInputs, accumulate_gradients, make_inputs
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -70,7 +81,7 @@ class TorchTrainEngine:
         if self._algorithm.config.kl.coefficient == 0:
             return None, ""
         reference = copy.deepcopy(self._model).requires_grad_(requires_grad=False)
-        weights = {name: tensor.cpu() for name, tensor in files.master_tensors(reference).items()}
+        weights = {name: tensor.cpu() for name, tensor in master_tensors(reference).items()}
         return PolicyHead(reference), build_manifest(weights).manifest_hash
 
     @property
@@ -156,51 +167,51 @@ class TorchTrainEngine:
         self._manifest = snapshot.manifest
         return snapshot
 
-    def save(self, folder: Path, *, hf_layout: bool) -> None:
-        """Writes weights, optimizer and RNG into an existing, empty folder. Raises StorageFailed."""
-        files.write_model(folder, self._model, self._tokenizer if hf_layout else None)
+    def capture(self) -> TorchCapture:
+        """Copies weights, optimizer and RNG, so that they can be written while training goes on."""
         optimizer = self._algorithm.config.optimizer
-        state = files.EngineState(
-            format=files.FORMAT,
+        device = self._computation.device
+        state = EngineState(
+            format=FORMAT,
             steps=self._steps,
             skipped_steps=self._skipped,
             nonfinite_in_a_row=self._in_a_row,
             schedule={"name": optimizer.schedule, "lr": optimizer.lr},
             reference_hash=self._reference_hash,
-            cpu_rng=files.rng_to_hex(torch.get_rng_state()),
-            cuda_rng=files.rng_to_hex(torch.cuda.get_rng_state(self._computation.device)) if self._on_cuda else "",
-            shuffle_rng=files.rng_to_hex(self._shuffle.get_state()),
+            cpu_rng=rng_to_hex(torch.get_rng_state()),
+            cuda_rng=rng_to_hex(torch.cuda.get_rng_state(device)) if device.type == "cuda" else "",
+            shuffle_rng=rng_to_hex(self._shuffle.get_state()),
         )
-        names = {id(parameter): name for name, parameter in self._model.named_parameters()}
-        files.write_training(folder, files.optimizer_tensors(self._optimizer, names), state)
+        weights = {
+            name: tensor.to("cpu", copy=True, memory_format=torch.contiguous_format)
+            for name, tensor in master_tensors(self._model).items()
+        }
+        moments = copy_moments(self._optimizer, self._model)
+        return TorchCapture(weights, moments, state, self._model, self._tokenizer)
 
     def load(self, folder: Path) -> None:
-        """Restores what `save` wrote, bit by bit. Raises CheckpointInvalid; the engine is then as it was."""
-        state = files.read_state(folder)
+        """Restores what a capture wrote, bit by bit. Raises CheckpointInvalid; the engine is then as it was."""
+        state = read_state(folder)
         if state.reference_hash != self._reference_hash:
             raise CheckpointInvalid(
                 f"{folder} was trained against another reference model ({state.reference_hash or 'none'}) than the "
                 f"configuration gives ({self._reference_hash or 'none'}): `model` or `algorithm.kl` has changed"
             )
-        shuffle, cpu = files.rng_from_hex(state.shuffle_rng), files.rng_from_hex(state.cpu_rng)
-        moments = files.read_tensors(folder / files.OPTIMIZER_FILE)
+        shuffle, cpu, cuda = (rng_from_hex(text) for text in (state.shuffle_rng, state.cpu_rng, state.cuda_rng))
+        moments = read_tensors(folder / OPTIMIZER_FILE)
         parameters = dict(self._model.named_parameters())
-        files.check_optimizer_tensors(moments, parameters)
-        weights = files.read_weights(folder, self._model)
+        check_moments(moments, parameters)
+        weights = read_tensors(folder / MODEL_FILE)
         try:
             generator = torch.Generator().set_state(shuffle)
             torch.Generator().set_state(cpu)
             load_rollout_state(self._model, weights)
         except (RuntimeError, TypeError, ManifestMismatch) as error:
             raise CheckpointInvalid(f"{folder} does not fit this engine: {error}") from error
-        files.restore_optimizer(self._optimizer, moments, parameters)
+        restore_moments(self._optimizer, moments, parameters)
         self._shuffle = generator
         torch.set_rng_state(cpu)
-        if self._on_cuda and state.cuda_rng:
-            torch.cuda.set_rng_state(files.rng_from_hex(state.cuda_rng), self._computation.device)
+        if self._computation.device.type == "cuda" and cuda.numel():
+            torch.cuda.set_rng_state(cuda, self._computation.device)
         self._steps, self._skipped, self._in_a_row = state.steps, state.skipped_steps, state.nonfinite_in_a_row
         self._manifest = None
-
-    @property
-    def _on_cuda(self) -> bool:
-        return self._computation.device.type == "cuda"
