@@ -39,7 +39,7 @@ class AlgorithmConfig(Section):
 
     name: str = Field("grpo", description="A preset: grpo, dr_grpo, reinforce, sft, or one that a plugin registered.")
     advantage: str | None = Field(
-        None, description="group_normalized, group_centered, or one that a plugin registered."
+        None, description="group_normalized, group_centered, reward, none, or one that a plugin registered."
     )
     policy_loss: str | None = Field(None, description="ppo_clip, reinforce, sft, or one that a plugin registered.")
     aggregation: Literal["token_mean", "sequence_mean", "sequence_sum"] | None = Field(
