@@ -2,8 +2,14 @@
 
 A batch and the state that the explorer goes on from (task cursor, ordinals, RNG, policy version) are written in one
 transaction, before the batch is sent. So after a crash at any moment every sequence number names one batch for ever, and
-no task is run twice under two ordinals or skipped. `synchronous=FULL` makes a commit survive a power failure (NORMAL may
-lose the last ones in WAL mode, https://www.sqlite.org/pragma.html#pragma_synchronous).
+no task is run twice under two ordinals or skipped.
+
+A rollback journal, not a write-ahead log: a log that meets a full disk can neither be copied into the file, which would
+have to grow, nor take the few pages of an acknowledgement, which would free room. So it stays full for ever (it did, on
+a tmpfs of 8 MB). Undoing a failed append from a rollback journal gives its bytes back at once, and large batches are
+written once instead of twice. Kept and zeroed (PERSIST), the journal also keeps its room, which is reserved at the start, so
+that acknowledging works on a full disk; and `synchronous = FULL` syncs that zeroing: a commit survives a power failure
+(https://www.sqlite.org/pragma.html).
 """
 
 from __future__ import annotations
@@ -29,6 +35,9 @@ APPLICATION_ID = 0x54444D53
 FORMAT_VERSION = 1
 LOCK_SECONDS = 5.0
 """A predecessor that is being killed still holds the file for a moment."""
+JOURNAL_BYTES = 1 << 20
+"""Reserved: acknowledging `ACKNOWLEDGED_AT_ONCE` batches journals one or two 4 KiB pages for each."""
+ACKNOWLEDGED_AT_ONCE = 64
 MAX_INTEGER = (1 << 63) - 1
 """SQLite's integers are int64; the wire's are uint64."""
 SCHEMA = f"""
@@ -87,6 +96,7 @@ class Spool:
             try:
                 _create_or_check(connection, path, run_name, explorer_id)
                 counts = _start_incarnation(connection)
+                _reserve_journal(path)
                 _sync_folder(path.parent)
             except BaseException:
                 connection.close()
@@ -178,16 +188,8 @@ class Spool:
         Raises ProtocolViolation for a number that no batch has yet.
         """
         self._refuse_future(through)
-        if through <= self._counts.acknowledged:
-            return
-        with self._transaction() as connection:
-            (freed,) = connection.execute(
-                "SELECT total(length(bytes)) FROM batches WHERE sequence <= ?", (through,)
-            ).fetchone()
-            connection.execute("DELETE FROM batches WHERE sequence <= ?", (through,))
-            connection.execute("UPDATE spool SET acknowledged = ?", (through,))
-        self._counts.acknowledged = through
-        self._counts.pending_bytes -= int(freed)
+        while self._counts.acknowledged < through:
+            self._forget(min(through, self._counts.acknowledged + ACKNOWLEDGED_AT_ONCE))
 
     def observe_epoch(self, epoch: int) -> None:
         """Commits a higher run epoch before anything is done for its sender.
@@ -209,6 +211,16 @@ class Spool:
     def close(self) -> None:
         """Closes the file; what was committed stays."""
         self._connection.close()
+
+    def _forget(self, through: int) -> None:
+        with self._transaction() as connection:
+            (freed,) = connection.execute(
+                "SELECT total(length(bytes)) FROM batches WHERE sequence <= ?", (through,)
+            ).fetchone()
+            connection.execute("DELETE FROM batches WHERE sequence <= ?", (through,))
+            connection.execute("UPDATE spool SET acknowledged = ?", (through,))
+        self._counts.acknowledged = through
+        self._counts.pending_bytes -= int(freed)
 
     def _refuse_future(self, sequence: int) -> None:
         if sequence > self._counts.last_sequence:
@@ -252,7 +264,9 @@ def _connect(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(path, timeout=LOCK_SECONDS, isolation_level=None, check_same_thread=False)
     # An exclusive lock, which the kernel drops with the process, keeps a second explorer out.
     connection.execute("PRAGMA locking_mode = EXCLUSIVE")
-    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA journal_mode = PERSIST")
+    # Some builds overwrite what is deleted by default: every acknowledgement would rewrite, and journal, its batches.
+    connection.execute("PRAGMA secure_delete = OFF")
     connection.execute("PRAGMA synchronous = FULL")
     return connection
 
@@ -286,6 +300,16 @@ def _start_incarnation(connection: sqlite3.Connection) -> _Counts:
     ).fetchone()
     (pending,) = connection.execute("SELECT total(length(bytes)) FROM batches").fetchone()
     return _Counts(incarnation, last, acknowledged, epoch, int(pending))
+
+
+def _reserve_journal(path: Path) -> None:
+    """Extends the journal with zeros, which is how SQLite leaves a journal that has nothing to undo."""
+    descriptor = os.open(f"{path}-journal", os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        if os.fstat(descriptor).st_size < JOURNAL_BYTES:
+            os.posix_fallocate(descriptor, 0, JOURNAL_BYTES)
+    finally:
+        os.close(descriptor)
 
 
 def _sync_folder(folder: Path) -> None:
