@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, cast
 
 from common.config.explorer import TasksetConfig
-from common.errors import ConfigError
+from common.errors import ConfigError, TandemError
 from explorer_service.rewards import REWARDS, Reward, Scorer
 from explorer_service.tasksets import TASKSETS, Taskset
 from explorer_service.workflows import WORKFLOWS, Workflow
@@ -38,7 +38,14 @@ def build_scorer(config: TasksetConfig) -> Scorer:
 
 def _call(factory: Callable[..., Part], positional: tuple[Any, ...], options: Mapping[str, Any], key: str) -> Part:
     _check_arguments(factory, positional, options, key)
-    return factory(*positional, **options)
+    try:
+        return factory(*positional, **options)
+    except TandemError:
+        raise
+    except Exception as error:
+        # Any error of the user's own part, or an option of the wrong type: the configuration cannot work.
+        message = f"{key}: {_name(factory)} failed with {dict(options)}: {type(error).__name__}: {error}"
+        raise ConfigError(message) from error
 
 
 def _check_arguments(
@@ -48,5 +55,8 @@ def _check_arguments(
         signature = inspect.signature(function)
         signature.bind(*positional, **options)
     except (TypeError, ValueError) as error:
-        name = getattr(function, "__name__", type(function).__name__)
-        raise ConfigError(f"{key}: {dict(options)} does not fit {name}: {error}") from error
+        raise ConfigError(f"{key}: {dict(options)} does not fit {_name(function)}: {error}") from error
+
+
+def _name(function: Callable[..., Any]) -> str:
+    return str(getattr(function, "__name__", type(function).__name__))

@@ -29,7 +29,9 @@ class Scorer:
     def __init__(self, reward: Reward, options: Mapping[str, Any], *, threads: int = 8) -> None:
         self._reward = reward
         self._options = dict(options)
-        self._threads = None if runs_inline(reward) or _is_async(reward) else CallThreads(threads)
+        self.is_inline = runs_inline(reward) and not _is_async(reward)
+        """Whether a call neither waits nor blocks."""
+        self._threads = None if self.is_inline or _is_async(reward) else CallThreads(threads)
 
     async def __call__(self, task: Task, response: str) -> Score:
         """The checked score. Raises WorkflowFailed when the reward raises or returns anything but finite numbers."""

@@ -22,14 +22,20 @@ class SingleTurn(Workflow):
     async def run(self, task: Task, policies: Sequence[Policy], deadline: float) -> Sequence[Rollout | WorkflowFailed]:
         """One rollout a policy; the first policy's seed is that of the call."""
         prompt = policies[0].start(task.prompt)
-        tokens = prompt.tokens
-        (completions,) = await settle([policies[0].generate(tokens, len(policies))], deadline)
+        (completions,) = await settle([policies[0].generate(prompt.tokens, len(policies))], deadline)
         if isinstance(completions, WorkflowFailed):
             raise completions
-        scored = (self._score(task, tokens, prompt.prompt_text, completion) for completion in completions)
-        return await settle(scored, deadline)
+        if self.score.is_inline:
+            # It cannot hang, so it needs no task to be cancelled: that would be half of the work done here.
+            return [await self._caught(task, prompt.fork(), completion) for completion in completions]
+        return await settle((self._score(task, prompt.fork(), completion) for completion in completions), deadline)
 
-    async def _score(self, task: Task, prompt: Sequence[int], prompt_text: str, completion: Completion) -> Rollout:
-        transcript = Transcript(prompt, prompt_text)
+    async def _caught(self, task: Task, transcript: Transcript, completion: Completion) -> Rollout | WorkflowFailed:
+        try:
+            return await self._score(task, transcript, completion)
+        except WorkflowFailed as failure:
+            return failure
+
+    async def _score(self, task: Task, transcript: Transcript, completion: Completion) -> Rollout:
         transcript.add_completion(completion)
         return transcript.finish(await self.score(task, completion.text))

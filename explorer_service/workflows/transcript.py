@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 
 import numpy as np
 
@@ -45,6 +46,14 @@ class Transcript:
     def last_token(self) -> int:
         """The newest token."""
         return int(self._tokens[-1][-1])
+
+    def fork(self) -> Transcript:
+        """A copy that grows on its own."""
+        twin = copy(self)
+        # Only the lists: the arrays in them never change.
+        for name in ("_tokens", "_mask", "_logprobs", "_completions"):
+            setattr(twin, name, getattr(self, name).copy())
+        return twin
 
     def add_completion(self, completion: Completion) -> None:
         """Appends what the policy sampled. Raises WorkflowFailed when that is nothing."""

@@ -12,7 +12,7 @@ from common.experience.experience import ExperienceGroup
 from explorer_service.engine.base import Completion
 from explorer_service.group_runner import GroupRunner
 from explorer_service.parts import build_taskset
-from explorer_service.rewards import REWARDS
+from explorer_service.rewards import REWARDS, inline
 from explorer_service.tasksets import Task
 from explorer_service.workflows import WORKFLOWS, Policy, Rollout, RolloutWorkflow, Workflow
 from tests.support.fake_policy import AnsweringEngine, CharacterTokenizer
@@ -31,6 +31,12 @@ def hang_on_7(task: Task, response: str) -> float:
 @REWARDS.register("test_nan_on_7")
 def nan_on_7(task: Task, response: str, *, otherwise: float = 1.0) -> float | dict[str, float]:
     return float("nan") if response == "7" else {"reward": otherwise, "length": len(response)}
+
+
+@REWARDS.register("test_inline_raises_on_7")
+@inline
+def inline_raises_on_7(task: Task, response: str) -> float:
+    return {"42": 1.0}[response]
 
 
 @REWARDS.register("test_judge")
@@ -271,6 +277,7 @@ def test_parts_that_do_not_exist_or_do_not_take_their_options_are_refused() -> N
     for change in (
         {"name": "digits"},
         {"name": "digit_skills", "options": {"digit": 3}},
+        {"name": "digit_skills", "options": {"digits": "four"}},
         {"name": "jsonl", "options": {}},
     ):
         with pytest.raises(ConfigError):
@@ -289,3 +296,8 @@ def test_parts_that_do_not_exist_or_do_not_take_their_options_are_refused() -> N
 async def test_a_reward_can_be_a_class_with_options() -> None:
     group = await run(runner_of(sevens(0), "test_judge", reward_options={"bonus": 3}))
     assert {experience.reward for experience in group.experiences} == {3.0}
+
+
+async def test_a_response_that_an_inline_reward_cannot_score_fails_alone() -> None:
+    group = await run(runner_of(sevens(1), "test_inline_raises_on_7"))
+    assert (len(group.experiences), group.failed_rollouts) == (3, 1)

@@ -187,3 +187,12 @@ async def test_seeds_depend_on_the_key_and_the_call_alone() -> None:
 def test_a_transcript_without_a_completion_is_no_rollout() -> None:
     with pytest.raises(WorkflowFailed, match="wrote nothing"):
         Transcript([1, 2]).finish(Score(1.0))
+
+
+def test_a_fork_grows_on_its_own() -> None:
+    trunk = Transcript([1, 2])
+    fork = trunk.fork()
+    fork.add_observation([3])
+    trunk.add_observation([4, 5])
+    assert fork.tokens == [1, 2, 3]
+    assert trunk.tokens == [1, 2, 4, 5]
