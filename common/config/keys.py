@@ -14,6 +14,8 @@ _NEAR = 0.6
 """Similarity from which a suggestion helps; difflib's own default."""
 _SIBLING_BONUS = 0.15
 """A near name in the same section is likelier than the same name elsewhere only when it is a typing error."""
+_INITIALS = 0.9
+"""Similarity of a spelt-out name to its abbreviation."""
 _MAX_SUGGESTIONS = 2
 
 
@@ -69,4 +71,7 @@ def suggest(unknown: str, model: type[BaseModel]) -> str:
 
 
 def _similarity(leaf: str, candidate: tuple[str, str, str]) -> float:
+    initials = "".join(word[:1] for word in leaf.lower().split("_"))
+    if len(initials) > 1 and initials == candidate[2]:  # learning_rate, of lr
+        return _INITIALS
     return difflib.SequenceMatcher(None, leaf.lower(), candidate[2]).ratio()
