@@ -45,6 +45,8 @@ def prepare_model(model: Any, *, checkpointing: bool) -> None:
             module.attention_dropout = 0.0
     model.eval()
     if checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        # The name that replaces `gradient_checkpointing_enable` in transformers 6; older releases lack it.
+        new_name = getattr(model, "activation_checkpointing_enable", None)
+        (new_name or model.gradient_checkpointing_enable)({"use_reentrant": False})
         # transformers checkpoints in training mode only; without dropout the modes compute the same.
         model.train()
