@@ -112,6 +112,10 @@ def tensor_views(manifest: Manifest, data: torch.Tensor) -> dict[str, torch.Tens
     views: dict[str, torch.Tensor] = {}
     for entry in manifest.tensors:
         dtype = DTYPES[entry.dtype]
+        if entry.length == 0:
+            # torch refuses to view an empty array of numpy, whose stride is 0, as another dtype.
+            views[entry.name] = torch.empty(entry.shape, dtype=dtype)
+            continue
         raw = data[entry.offset : entry.offset + entry.length]
         if raw.storage_offset() % dtype.itemsize:
             raw = raw.clone()

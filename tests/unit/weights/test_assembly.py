@@ -163,6 +163,17 @@ def test_a_version_without_any_tensor_is_complete_at_once() -> None:
     assert WeightAssembly(manifest, 0).finish().tensors == {}
 
 
+def test_a_version_of_empty_tensors_alone_is_complete_at_once() -> None:
+    manifest, _ = lay_out({"a": torch.zeros(0), "b": torch.zeros(2, 0, dtype=torch.bfloat16)})
+
+    tensors = WeightAssembly(manifest, 0).finish().tensors
+
+    assert {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()} == {
+        "a": ((0,), torch.float32),
+        "b": ((2, 0), torch.bfloat16),
+    }
+
+
 def test_nothing_is_written_after_the_end() -> None:
     assembly, cut, _ = opened()
     for chunk in cut:
