@@ -27,6 +27,7 @@ class JsonlSink:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._failed = False
+        self._torn = False
         self._warned = False
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -57,17 +58,28 @@ class JsonlSink:
 
     def _append(self, line: bytes) -> None:
         try:
+            if self._torn:
+                os.ftruncate(self._file, self._size)
+                self._torn = False
             written = 0
             while written < len(line):
                 written += os.write(self._file, line[written:])
         except OSError as error:
-            os.ftruncate(self._file, self._size)
+            self._torn = not self._cut()
             if not self._failed:
                 self._failed = True
                 raise StorageFailed(f"metrics file {self._path}: {error.strerror}", path=self._path) from error
             return
         self._size += len(line)
         self._failed = False
+
+    def _cut(self) -> bool:
+        """Takes a torn line back. False where the disk refuses that too: it is done before the next write."""
+        try:
+            os.ftruncate(self._file, self._size)
+        except OSError:
+            return False
+        return True
 
 
 def read_records(path: Path) -> list[MetricRecord]:
