@@ -14,7 +14,7 @@ import torch
 
 from common.config.model import ModelConfig
 from common.errors import ConfigError, ManifestMismatch
-from common.models.paths import is_local, resolve_source
+from common.models.paths import brief, is_local, resolve_source
 from common.models.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
@@ -33,12 +33,14 @@ def load_model(
     allowed.
     """
     if config.architecture is not None:
-        return _make(config, config.architecture, seed, dtype, attn_implementation)
-    if config.path is None:
+        model = _make(config, config.architecture, seed, dtype, attn_implementation)
+    elif config.path is not None:
+        model = _load(config, config.path, dtype, attn_implementation)
+        if config.tokenizer is not None:
+            _check_vocabulary(model.config.get_text_config(), load_tokenizer(config))
+    else:
         raise ConfigError("model: give exactly one of `path` and `architecture`")
-    model = _load(config, config.path, dtype, attn_implementation)
-    if config.tokenizer is not None:
-        _check_vocabulary(model.config.get_text_config(), load_tokenizer(config))
+    _check_length(model.config.get_text_config(), config.max_length)
     return model
 
 
@@ -115,7 +117,7 @@ def _load(config: ModelConfig, path: str, dtype: torch.dtype, attn_implementatio
             output_loading_info=True,
         )
     except _load_errors() as error:
-        raise ConfigError(f"model.path: cannot load a causal language model from {path!r}: {error}") from error
+        raise ConfigError(f"model.path: cannot load a causal language model from {path!r}: {brief(error)}") from error
     if report["missing_keys"]:
         # transformers only warns, and the run would go on from random numbers.
         raise ConfigError(f"model.path: the files of {path!r} lack tensors: {_some(sorted(report['missing_keys']))}")
@@ -133,7 +135,7 @@ def _make(
         with _seeded(seed):
             model = AutoModelForCausalLM.from_config(hf_config, dtype=torch.float32, **extra)
     except _load_errors() as error:
-        raise ConfigError(f"model.architecture: {dict(architecture)} makes no model: {error}") from error
+        raise ConfigError(f"model.architecture: {dict(architecture)} makes no model: {brief(error)}") from error
     # Drawn in float32 and rounded, so that both sides start equal whatever their dtypes; what is not in the state
     # dict (rotary frequencies) keeps its precision.
     for _, tensor in _distinct_tensors(model):
@@ -170,7 +172,7 @@ def _architecture_config(architecture: Mapping[str, Any], tokenizer: PreTrainedT
     try:
         made = AutoConfig.for_model(model_type, **{**defaults, **arguments})
     except _load_errors() as error:
-        raise ConfigError(f"model.architecture: {dict(architecture)}: {error}") from error
+        raise ConfigError(f"model.architecture: {dict(architecture)}: {brief(error)}") from error
     _check_vocabulary(made, tokenizer)
     return made
 
@@ -188,6 +190,18 @@ def _load_errors() -> tuple[type[Exception], ...]:
     from safetensors import SafetensorError  # noqa: PLC0415 - as above
 
     return (OSError, ValueError, KeyError, TypeError, ImportError, RuntimeError, StrictDataclassError, SafetensorError)
+
+
+def _check_length(config: PreTrainedConfig, max_length: int) -> None:
+    """Past its last position a model fails (learned positions) or talks nonsense (rotary ones)."""
+    positions = getattr(config, "max_position_embeddings", None)
+    if positions is None:
+        return
+    rope = getattr(config, "rope_parameters", None)
+    factor = rope.get("factor") if isinstance(rope, dict) else None
+    allowed = int(positions * max(1.0, factor or 1.0))
+    if max_length > allowed:
+        raise ConfigError(f"model.max_length: {max_length} is more than the model's {allowed} positions")
 
 
 @contextmanager

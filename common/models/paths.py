@@ -10,6 +10,7 @@ from pathlib import Path
 from common.errors import ConfigError
 
 PACKAGE_PREFIX = "package:"
+_BRIEF = 400
 _FOLDER_PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
@@ -22,7 +23,7 @@ def resolve_source(key: str, value: str) -> str:
     if value.startswith(PACKAGE_PREFIX):
         return str(package_folder(key, value))
     folder = Path(value).expanduser()
-    if folder.is_dir():
+    if value and folder.is_dir():
         return str(folder.resolve())
     if _HUB_ID.fullmatch(value) is None:
         raise ConfigError(
@@ -34,6 +35,12 @@ def resolve_source(key: str, value: str) -> str:
 def is_local(source: str) -> bool:
     """Whether a resolved source is a folder of this machine: hub ids are never absolute."""
     return Path(source).is_absolute()
+
+
+def brief(error: Exception) -> str:
+    """The error's text on one line, cut: transformers lists all of its several hundred model classes in some."""
+    text = " ".join(str(error).split())
+    return text if len(text) <= _BRIEF else f"{text[:_BRIEF]}..."
 
 
 def package_folder(key: str, value: str) -> Path:

@@ -9,7 +9,7 @@ import xxhash
 
 from common.config.model import ModelConfig
 from common.errors import ConfigError
-from common.models.paths import is_local, resolve_source
+from common.models.paths import brief, is_local, resolve_source
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -41,7 +41,7 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
             resolved, trust_remote_code=config.trust_remote_code, local_files_only=is_local(resolved)
         )
     except (OSError, ValueError, KeyError, ImportError) as error:
-        raise ConfigError(f"{key}: cannot load a tokenizer from {source!r}: {error}") from error
+        raise ConfigError(f"{key}: cannot load a tokenizer from {source!r}: {brief(error)}") from error
     if tokenizer.eos_token_id is None:
         raise ConfigError(f"{key}: the tokenizer of {source!r} has no end token, so no response would ever end")
     if tokenizer.pad_token_id is None:
