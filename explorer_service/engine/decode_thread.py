@@ -68,14 +68,19 @@ class DecodeThread:
             self._inbox.append(command)
             self._wake.notify()
 
-    def cancel(self, command: Request | Swap) -> None:
-        """Withdraws a command: at once when it still waits to be taken, else as soon as the thread sees it."""
+    def cancel(self, command: Request | Swap) -> bool:
+        """Withdraws a command; returns whether it was still waiting to be taken.
+
+        A request that was taken is dropped as soon as the thread sees it; a swap that was taken goes on.
+        """
         with self._wake:
             if command in self._inbox:
                 self._inbox.remove(command)
-            elif isinstance(command, Request):
+                return True
+            if isinstance(command, Request):
                 self._inbox.append(Cancel(command))
                 self._wake.notify()
+            return False
 
     def statistics(self) -> EngineStatistics:
         """Counters since start."""
@@ -98,9 +103,8 @@ class DecodeThread:
                 while self._wait_for_work():
                     self._obey()
                     self._turn()
-        except BaseException as cause:
-            # Not swallowed: every caller gets it, now and later.
-            log.exception("rollout engine broke")
+        except BaseException as cause:  # noqa: BLE001 - every caller gets it, now and later
+            log.error("rollout engine broke", error=repr(cause))  # noqa: TRY400 - the callers get the traceback
             error = cause
         with self._wake:
             self._broken = error
@@ -133,9 +137,13 @@ class DecodeThread:
                     self._swap(command)
 
     def _swap(self, command: Swap) -> None:
-        manifest_hash = self._weights.swap(command.tensors)
+        try:
+            self._weights.swap(command.tensors, command.checked_hash)
+        except BaseException as error:
+            command.reply.fail(error)
+            raise
         self.version = (command.run_epoch, command.step)
-        command.reply.give(manifest_hash)
+        command.reply.give(self._weights.layout.manifest_hash)
 
     def _turn(self) -> None:
         started = time.perf_counter()

@@ -21,8 +21,11 @@ class LiveWeights:
         self._dtype = dtype
         self.layout: Manifest = self._measure()
 
-    def check(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Raises ManifestMismatch unless names, dtypes and shapes are the layout's, NonFiniteWeights on NaN or inf."""
+    def check(self, tensors: Mapping[str, torch.Tensor]) -> str:
+        """The manifest hash of these tensors, which are fit to be swapped in.
+
+        Raises ManifestMismatch unless names, dtypes and shapes are the layout's, NonFiniteWeights on NaN or infinity.
+        """
         expected = {entry.name: (entry.dtype, entry.shape) for entry in self.layout.tensors}
         given = {name: (DTYPE_NAMES.get(tensor.dtype), tuple(tensor.shape)) for name, tensor in tensors.items()}
         missing = sorted(expected.keys() - given.keys())
@@ -34,15 +37,18 @@ class LiveWeights:
                 raise ManifestMismatch(f"tensor {name!r} is {given[name]}, the model has {expected[name]}")
             if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
                 raise NonFiniteWeights(f"tensor {name!r} has NaN or infinite values")
+        return build_manifest(tensors).manifest_hash
 
-    def swap(self, tensors: Mapping[str, torch.Tensor]) -> str:
-        """Copies checked tensors over the live ones, in place; returns the manifest hash of what is live now.
+    def swap(self, tensors: Mapping[str, torch.Tensor], checked_hash: str) -> None:
+        """Copies checked tensors over the live ones, in place, and hashes what is live then.
 
-        An error leaves the weights torn: the engine must not go on after one.
+        Raises ManifestMismatch when that is not what was checked: somebody wrote into the tensors meanwhile. Any error
+        leaves the weights torn: the engine must not go on after one.
         """
         load_rollout_state(self._model, tensors)
         self.layout = self._measure()
-        return self.layout.manifest_hash
+        if self.layout.manifest_hash != checked_hash:
+            raise ManifestMismatch(f"live weights hash to {self.layout.manifest_hash}, checked was {checked_hash}")
 
     def _measure(self) -> Manifest:
         return build_manifest(rollout_state(self._model, self._dtype))

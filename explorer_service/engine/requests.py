@@ -98,8 +98,10 @@ class Swap:
     tensors: Mapping[str, torch.Tensor]
     run_epoch: int
     step: int
+    checked_hash: str
+    """Manifest hash of the tensors as they were checked."""
     reply: Reply[str]
-    """Gets the manifest hash."""
+    """Gets the manifest hash of the live weights."""
 
 
 Command = Request | Cancel | Swap

@@ -33,8 +33,8 @@ class Knobs:
 def draw(logits: torch.Tensor, uniforms: torch.Tensor, knobs: Knobs) -> tuple[torch.Tensor, torch.Tensor]:
     """Tokens int64 `[B]` and their logprobs float32 `[B]`, from logits `[B, V]` and float64 uniforms `[B]` in [0, 1).
 
-    A token is where the cumulative distribution passes the row's uniform, so it depends on the row alone. Top-k is
-    applied first, top-p to what it leaves (renormalized), as in `transformers`; the support always keeps the likeliest
+    A token is where the cumulative distribution, in the vocabulary's order, passes the row's uniform: it depends on the
+    row alone, even when other rows have a top-k. Top-k is applied first, top-p to what it leaves (renormalized), as in `transformers`; the support always keeps the likeliest
     token. A greedy row takes the likeliest token, with its logprob in the untempered, whole distribution.
     """
     logits = logits.float()
@@ -42,26 +42,25 @@ def draw(logits: torch.Tensor, uniforms: torch.Tensor, knobs: Knobs) -> tuple[to
         tokens = logits.argmax(-1, keepdim=True)
         return tokens[:, 0], logits.log_softmax(-1).gather(1, tokens)[:, 0]
     scaled = logits / knobs.temperature[:, None]
-    order: torch.Tensor | None = None
     if knobs.truncates:
-        scaled, order = scaled.sort(dim=-1, descending=True, stable=True)
         scaled = _truncated(scaled, knobs)
     logprobs = scaled.log_softmax(-1)
     # In float64, because the rounding of a float32 sum over a large vocabulary is as big as rare tokens' chances.
     cumulative = logprobs.exp().cumsum(-1, dtype=torch.float64)
     # right=True never lands on a token of probability zero; the clamp only matters when the logits are not finite.
-    places = torch.searchsorted(cumulative, (uniforms * cumulative[:, -1])[:, None], right=True)
-    places.clamp_(max=logits.shape[-1] - 1)
+    tokens = torch.searchsorted(cumulative, (uniforms * cumulative[:, -1])[:, None], right=True)
+    tokens.clamp_(max=logits.shape[-1] - 1)
     if knobs.any_greedy:
-        places = torch.where(knobs.greedy[:, None], scaled.argmax(-1, keepdim=True), places)
-    tokens = places if order is None else order.gather(1, places)
-    return tokens[:, 0], logprobs.gather(1, places)[:, 0]
+        tokens = torch.where(knobs.greedy[:, None], scaled.argmax(-1, keepdim=True), tokens)
+    return tokens[:, 0], logprobs.gather(1, tokens)[:, 0]
 
 
-def _truncated(ordered: torch.Tensor, knobs: Knobs) -> torch.Tensor:
-    """Logits `[B, V]` in descending order, with -inf outside each row's support."""
+def _truncated(logits: torch.Tensor, knobs: Knobs) -> torch.Tensor:
+    """Logits `[B, V]` with -inf outside each row's support; of equal ones at its edge the first tokens stay."""
+    ordered, order = logits.sort(dim=-1, descending=True, stable=True)
     ranks = torch.arange(ordered.shape[-1], device=ordered.device)
     ordered = ordered.masked_fill(ranks >= knobs.top_k[:, None], -torch.inf)
     probabilities = ordered.softmax(-1, dtype=torch.float64)
     before = probabilities.cumsum(-1) - probabilities
-    return ordered.masked_fill((before >= knobs.top_p[:, None]) & (ranks > 0), -torch.inf)
+    outside = (before >= knobs.top_p[:, None]) & (ranks > 0)
+    return torch.empty_like(logits).scatter_(1, order, ordered.masked_fill_(outside, -torch.inf))

@@ -16,6 +16,8 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 BLOCK = 16
 """Capacities and attended lengths are multiples of it, so that shapes, and with them kernels, change rarely."""
+_WASTE = 8
+"""Slots so many times longer than needed are given back when no row uses them: one long row makes all slots long."""
 
 
 def round_up(length: int) -> int:
@@ -101,6 +103,8 @@ class SlotCache(Cache):  # type: ignore[misc]  # transformers comes without type
         plan.slots = first + prompt_index.shape[0]
         plan.capacity = max(round_up(length), round_up(capacity))
         plan.first, plan.prompt_index, plan.positions = first, prompt_index, None
+        if first == 0 and self.layers and self.layers[0].keys.shape[2] > _WASTE * plan.capacity:
+            self.drop()
 
     def plan_decoding(self, positions: torch.Tensor, span: int) -> None:
         """The next pass reads one token for each of the first `B` rows, `positions` being int64 `[B]`, all < `span`."""

@@ -99,19 +99,22 @@ class TorchRolloutEngine:
     async def apply(self, tensors: Mapping[str, torch.Tensor], run_epoch: int, step: int) -> str:
         """Swaps the weights in between two decode steps; returns the manifest hash of the live weights after it.
 
-        Raises, with nothing touched, ManifestMismatch or NonFiniteWeights when the tensors are not fit, and WaitTimedOut
+        The tensors must not change before it returns or raises. Raises, with nothing touched, ManifestMismatch or NonFiniteWeights when the tensors are not fit, and WaitTimedOut
         when no gap came within `sync.timeout`.
         """
-        await asyncio.to_thread(self._weights.check, tensors)
-        swap = Swap(tensors, run_epoch, step, Reply())
+        checked_hash = await asyncio.to_thread(self._weights.check, tensors)
+        swap = Swap(tensors, run_epoch, step, checked_hash, Reply())
         self._thread.submit(swap)
         try:
-            async with asyncio.timeout(self._swap_seconds):
-                return await swap.reply.future
-        except TimeoutError as error:
-            raise WaitTimedOut(f"no weight swap within {self._swap_seconds} s (sync.timeout)") from error
-        finally:
-            self._thread.cancel(swap)
+            await asyncio.wait([swap.reply.future], timeout=self._swap_seconds)
+        except asyncio.CancelledError:
+            if not self._thread.cancel(swap):
+                # It is being copied right now, which takes moments; the caller may reuse the tensors after this.
+                await asyncio.wait([swap.reply.future], timeout=_CLOSE_SECONDS)
+            raise
+        if not swap.reply.future.done() and self._thread.cancel(swap):
+            raise WaitTimedOut(f"no weight swap within {self._swap_seconds} s (sync.timeout)")
+        return await swap.reply.future
 
     def statistics(self) -> EngineStatistics:
         """Counters since start."""
