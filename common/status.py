@@ -7,7 +7,6 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import Generic, TypeVar
 
 import structlog
@@ -15,7 +14,7 @@ import structlog
 from common.errors import WaitTimedOut
 
 log = structlog.get_logger(__name__)
-State = TypeVar("State", bound=IntEnum)
+State = TypeVar("State", bound=int)
 
 SLOW_WAIT_SECONDS = 10.0
 """A wait that lasts longer is logged."""

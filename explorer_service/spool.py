@@ -66,6 +66,7 @@ class _Counts:
     acknowledged: int
     run_epoch: int
     pending_bytes: int
+    pending_groups: int
 
 
 class Spool:
@@ -135,6 +136,11 @@ class Spool:
         """Bytes of the batches that are not acknowledged."""
         return self._counts.pending_bytes
 
+    @property
+    def pending_groups(self) -> int:
+        """Groups of the batches that are not acknowledged."""
+        return self._counts.pending_groups
+
     def append(self, make_batch: Callable[[int], bytes], groups: int, state: Mapping[str, Json]) -> tuple[int, bytes]:
         """Makes the batch of the next sequence number and commits it with the state (see `save_state`).
 
@@ -152,6 +158,7 @@ class Spool:
             _write_state(connection, entries)
         self._counts.last_sequence = sequence
         self._counts.pending_bytes += len(data)
+        self._counts.pending_groups += groups
         return sequence, data
 
     def save_state(self, state: Mapping[str, Json]) -> None:
@@ -214,13 +221,14 @@ class Spool:
 
     def _forget(self, through: int) -> None:
         with self._transaction() as connection:
-            (freed,) = connection.execute(
-                "SELECT total(length(bytes)) FROM batches WHERE sequence <= ?", (through,)
+            freed, groups = connection.execute(
+                "SELECT total(length(bytes)), total(groups) FROM batches WHERE sequence <= ?", (through,)
             ).fetchone()
             connection.execute("DELETE FROM batches WHERE sequence <= ?", (through,))
             connection.execute("UPDATE spool SET acknowledged = ?", (through,))
         self._counts.acknowledged = through
         self._counts.pending_bytes -= int(freed)
+        self._counts.pending_groups -= int(groups)
 
     def _refuse_future(self, sequence: int) -> None:
         if sequence > self._counts.last_sequence:
@@ -298,8 +306,8 @@ def _start_incarnation(connection: sqlite3.Connection) -> _Counts:
     incarnation, last, acknowledged, epoch = connection.execute(
         "SELECT incarnation, last_sequence, acknowledged, run_epoch FROM spool"
     ).fetchone()
-    (pending,) = connection.execute("SELECT total(length(bytes)) FROM batches").fetchone()
-    return _Counts(incarnation, last, acknowledged, epoch, int(pending))
+    size, groups = connection.execute("SELECT total(length(bytes)), total(groups) FROM batches").fetchone()
+    return _Counts(incarnation, last, acknowledged, epoch, int(size), int(groups))
 
 
 def _reserve_journal(path: Path) -> None:

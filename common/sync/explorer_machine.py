@@ -215,11 +215,12 @@ def _holds_for_new_epoch(state: ExplorerSyncState) -> bool:
 
 
 def _may_apply(state: ExplorerSyncState, policy: SyncPolicy) -> bool:
-    if policy.style is Style.FULLY_ASYNC:
+    # Before the first version nothing runs yet: what counts as in flight then was in flight before a restart.
+    if policy.style is Style.FULLY_ASYNC or state.version == (0, 0):
         return True
     if state.in_flight:
         return False
-    unbound = state.version == (0, 0) or _holds_for_new_epoch(state) or _stops_making(state)
+    unbound = _holds_for_new_epoch(state) or _stops_making(state)
     at_boundary = state.phase in {Phase.WAITING, Phase.ASKING} or (
         state.phase is Phase.DRAINING and policy.style is not Style.EXPLORER_DRIVEN
     )

@@ -1,1 +1,1 @@
-"""."""
+"""Experiences on their way into a step."""

@@ -57,6 +57,18 @@ class WeightsSnapshot:
     """uint8 `[manifest.total_bytes]` on the CPU: the tensors at their offsets."""
 
 
+class EngineCapture(Protocol):
+    """The state of an engine at one moment."""
+
+    def write(self, folder: Path, *, hf_layout: bool) -> None:
+        """Writes into an existing, empty folder; may be called in any thread.
+
+        The files: `model.safetensors` (master weights, names as in the published manifests), `optimizer.safetensors`,
+        `engine.json`; with `hf_layout` also `config.json` and the tokenizer's files, so that `from_pretrained` opens
+        the folder.
+        """
+
+
 class TrainEngine(Protocol):
     """Holds the model and the optimizer. Methods block: the trainer calls them in one worker thread."""
 
@@ -70,12 +82,8 @@ class TrainEngine(Protocol):
     def export_weights(self) -> WeightsSnapshot:
         """Copies the weights, in the rollout dtype."""
 
-    def save(self, folder: Path, *, hf_layout: bool) -> None:
-        """Writes weights, optimizer and RNG into an existing, empty folder.
-
-        The files: `model.safetensors`, `optimizer.safetensors`, `engine.json`; with `hf_layout` also `config.json` and
-        the tokenizer's files, so that `from_pretrained` opens the folder.
-        """
+    def capture(self) -> EngineCapture:
+        """Copies weights, optimizer and RNG, so that they can be written while training goes on."""
 
     def load(self, folder: Path) -> None:
-        """Restores what `save` wrote, bit by bit."""
+        """Restores what a capture wrote, bit by bit. Raises CheckpointInvalid."""

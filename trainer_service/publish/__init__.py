@@ -1,1 +1,1 @@
-"""."""
+"""Publishing weights: one publisher for each sync method."""

@@ -252,7 +252,7 @@ class StreamOpen(google.protobuf.message.Message):
     received_through: builtins.int
     """Highest sequence number that the trainer holds without a gap; replay starts after it."""
     peek: builtins.bool
-    """Only look: send the batches that are spooled, up to the credit, and change nothing."""
+    """Only look: send the oldest batches that are spooled, as far as the credit goes, and change nothing."""
     def __init__(
         self,
         *,
@@ -383,6 +383,8 @@ class Hello(google.protobuf.message.Message):
     POLICY_VERSION_FIELD_NUMBER: builtins.int
     BATCH_SIZE_FIELD_NUMBER: builtins.int
     PROTOCOL_REVISION_FIELD_NUMBER: builtins.int
+    ACKNOWLEDGED_THROUGH_FIELD_NUMBER: builtins.int
+    ACKNOWLEDGED_GROUPS_FIELD_NUMBER: builtins.int
     explorer_id: builtins.str
     """Name of this explorer, unique in a run."""
     incarnation: builtins.int
@@ -399,6 +401,10 @@ class Hello(google.protobuf.message.Message):
     """Tasks a step (`explorer.batch_size`)."""
     protocol_revision: builtins.int
     """Revision of this wire contract; raised when meaning changes."""
+    acknowledged_through: builtins.int
+    """Highest sequence number that any trainer ever acknowledged; batches up to it are gone."""
+    acknowledged_groups: builtins.int
+    """Groups in the batches that were acknowledged."""
     @property
     def policy_version(self) -> protos.tandem.v1.experience_pb2.PolicyVersion:
         """The weights that rollouts run on."""
@@ -415,9 +421,11 @@ class Hello(google.protobuf.message.Message):
         policy_version: protos.tandem.v1.experience_pb2.PolicyVersion | None = ...,
         batch_size: builtins.int = ...,
         protocol_revision: builtins.int = ...,
+        acknowledged_through: builtins.int = ...,
+        acknowledged_groups: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["policy_version", b"policy_version"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["batch_size", b"batch_size", "explorer_id", b"explorer_id", "groups_started", b"groups_started", "incarnation", b"incarnation", "last_sequence", b"last_sequence", "layout_hash", b"layout_hash", "policy_version", b"policy_version", "protocol_revision", b"protocol_revision", "tokenizer_hash", b"tokenizer_hash"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["acknowledged_groups", b"acknowledged_groups", "acknowledged_through", b"acknowledged_through", "batch_size", b"batch_size", "explorer_id", b"explorer_id", "groups_started", b"groups_started", "incarnation", b"incarnation", "last_sequence", b"last_sequence", "layout_hash", b"layout_hash", "policy_version", b"policy_version", "protocol_revision", b"protocol_revision", "tokenizer_hash", b"tokenizer_hash"]) -> None: ...
 
 global___Hello = Hello
 

@@ -88,9 +88,11 @@ class ExplorerServiceServicer(object):
 
         Order of messages. Trainer: `open` first, once; then `credit`, `ack`, `resend` at any time. Explorer: `hello`
         first, once; then `batch` in order of sequence numbers from open.received_through + 1, and `metrics` at any time;
-        `finished` last, when the taskset has ended and every batch was sent. One trainer at a time: an `open` with a higher
-        run epoch ends the stream of a lower one with FAILED_PRECONDITION; with an equal or lower one it is itself refused so
-        (an equal one is let in when the earlier stream is dead). `open.peek` reads along without any effect.
+        `finished` last, when the taskset has ended and every batch was sent. One trainer at a time: an `open` with an equal or
+        higher run epoch takes the place of the stream before it (the same trainer after a cut, or its successor), which ends
+        with FAILED_PRECONDITION; one with a lower epoch is itself refused so. `open.peek` reads along without any effect: the
+        explorer answers with `hello` and, once the requests have ended, the oldest batches that are spooled, as far as
+        the credit goes.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -1,0 +1,259 @@
+"""Wires the explorer of one stage together, runs it, and takes it apart again."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import structlog
+
+from common.changes import Changes
+from common.config.describe import describe_sync, sync_policy
+from common.config.root import TandemConfig
+from common.errors import PeerFailed, PeerUnavailable, RunMismatch, TandemError
+from common.models.tokenizer import load_tokenizer, tokenizer_hash
+from common.monitor.build import build_sinks
+from common.monitor.monitor import Monitor
+from common.process import configure_threads
+from common.rpc.server import RpcServer
+from common.service import Signals, StageEnd
+from common.status import StatusBoard
+from common.sync import explorer_machine
+from common.sync.events import ExplorerEvent
+from common.tasks import task_scope
+from common.wire.revision import PROTOCOL_REVISION
+from common.wire.versions import version_to_proto
+from explorer_service.engine.base import RolloutEngine
+from explorer_service.engine.registry import make_engine
+from explorer_service.evaluation import Evaluator
+from explorer_service.experience_stream import ExperienceStream
+from explorer_service.explore_metrics import ExploreMetrics
+from explorer_service.explorer import Explorer
+from explorer_service.group_runner import GroupRunner
+from explorer_service.parts import build_taskset
+from explorer_service.progress import restore
+from explorer_service.server import SERVICE, ExplorerServicer, Parts, add_explorer_servicer
+from explorer_service.spool_thread import SpoolThread
+from explorer_service.tasksets import Taskset
+from explorer_service.tasksets.order import TaskOrder
+from explorer_service.trainer_client import SyncRequests, TrainerClient
+from explorer_service.weight_intake import WeightIntake
+from protos.tandem.v1 import explorer_pb2
+
+log = structlog.get_logger(__name__)
+
+PROGRESS_KEY = "progress"
+TASKSET_KEY = "taskset"
+
+
+async def run_stage(config: TandemConfig, signals: Signals) -> StageEnd:
+    """One stage, until the trainer says that it is over. Raises what ended it otherwise."""
+    if config.buffer.source == "file":
+        log.info("stage_skipped", reason="it trains on a file")
+        return StageEnd(run_is_over=False)
+    sync_policy(config)  # refuses what would hang, before anything is loaded
+    return await ExplorerStage(config, signals).run()
+
+
+class ExplorerStage:
+    """The parts of one stage."""
+
+    def __init__(self, config: TandemConfig, signals: Signals) -> None:
+        self._config = config
+        self._signals = signals
+        self._changes = Changes()
+        self._status: StatusBoard[int] = StatusBoard(explorer_pb2.EXPLORER_STATE_STARTING)
+        self._monitor = Monitor(build_sinks(config, config.explorer.id))
+        self._server = RpcServer(config.explorer.address, SERVICE, config.limits)
+        self._servicer = ExplorerServicer(config=config, status=self._status, monitor=self._monitor, stop=self._stop)
+        self._spool = SpoolThread()
+        self._engine: RolloutEngine | None = None
+        self._client: TrainerClient | None = None
+        self._end: tuple[str, bool] | None = None
+
+    async def run(self) -> StageEnd:
+        """Serves from the start, so that others see what it is doing; SERVING as soon as the stage is ready."""
+        await self._server.start(lambda server: add_explorer_servicer(self._servicer, server))
+        try:
+            async with task_scope() as tasks:
+                await self._build()
+                await self._server.set_serving(serving=True)
+                await self._explore(tasks)
+        except Exception as error:
+            message = error.message if isinstance(error, TandemError) else f"{type(error).__name__}: {error}"
+            self._status.failure = message
+            self._status.enter(explorer_pb2.EXPLORER_STATE_FAILED, message)
+            raise
+        finally:
+            await self._close()
+        return StageEnd(run_is_over=False)
+
+    async def _build(self) -> None:
+        config = self._config
+        configure_threads(config.explorer, processes_on_host=2)
+        policy = sync_policy(config)
+        log.info("sync_regime", text=describe_sync(config))
+        folder = config.stage_folder / "explorers"
+        await self._spool.open(folder / f"{config.explorer.id}.spool", config.run.name, config.explorer.id)
+        taskset = await asyncio.to_thread(build_taskset, config.taskset)
+        await self._check_taskset(taskset)
+        tokenizer = await asyncio.to_thread(load_tokenizer, config.model)
+        engine = self._engine = await asyncio.to_thread(make_engine, config)
+        progress, state = restore((await self._spool.call(self._spool.counters.load_state)).get(PROGRESS_KEY, {}))
+        weights = WeightIntake(config, engine, self._spool, self._changes, self._feed)
+        fingerprint = tokenizer_hash(tokenizer)
+        stream = ExperienceStream(
+            config, self._spool, self._status, self._changes, self._feed, lambda: self._hello(engine, fingerprint)
+        )
+        if config.explorer.trainer is not None:
+            self._client = TrainerClient(config, config.explorer.trainer, self._status, self._changes)
+        evaluator = await self._evaluator(engine, tokenizer, weights)
+        explorer = Explorer(
+            config=config,
+            policy=policy,
+            runner=self._runner(engine, tokenizer, config),
+            taskset=taskset,
+            order=TaskOrder(len(taskset), config.taskset.shuffle, config.taskset.epochs, config.run.seed),
+            progress=progress,
+            state=state,
+            spool=self._spool,
+            weights=weights,
+            stream=stream,
+            evaluator=evaluator,
+            metrics=ExploreMetrics(config.explorer.id, engine, weights, self._spool, stream, self._monitor),
+            status=self._status,
+            changes=self._changes,
+            ask_trainer=SyncRequests(self._client, config.sync.timeout, lambda: weights.live),
+        )
+        self._policy = policy
+        self._servicer.parts = Parts(explorer, weights, stream, evaluator, self._spool)
+
+    async def _explore(self, tasks: asyncio.TaskGroup) -> None:
+        parts = self._parts
+        working = [
+            tasks.create_task(parts.explorer.run(tasks)),
+            tasks.create_task(self._watch_trainer(parts.stream)),
+            tasks.create_task(self._show_state()),
+        ]
+        if self._client is not None:
+            own = self._config.explorer.advertise or self._server.address
+            working.append(tasks.create_task(self._client.keep_registered(own, lambda: parts.stream.connected)))
+        self._signals.subscribe(lambda number: self._stop(f"signal {number}", True))
+        await self._changes.until(lambda: self._end is not None)
+        reason, finished = self._end or ("", True)
+        if not finished:
+            raise PeerFailed(reason)
+        if self._signals.received is not None:
+            await parts.explorer.drain(self._config.explorer.rollout_timeout)
+        self._status.enter(explorer_pb2.EXPLORER_STATE_STOPPED, reason)
+        log.info("explored", explore_steps=parts.explorer.state.explore_step, reason=reason)
+        for task in working:
+            task.cancel()
+        parts.explorer.cancel()
+
+    @property
+    def _parts(self) -> Parts:
+        if self._servicer.parts is None:
+            raise RuntimeError("the stage is not built")
+        return self._servicer.parts
+
+    def _feed(self, event: ExplorerEvent) -> None:
+        self._parts.explorer.feed(event)
+
+    def _stop(self, reason: str, finished: bool) -> None:
+        if self._end is None:
+            self._end = (reason, finished)
+        self._changes.notify()
+
+    def _hello(self, engine: RolloutEngine, tokenizer_fingerprint: str) -> explorer_pb2.Hello:
+        spool = self._spool.counters
+        state = self._parts.explorer.state
+        return explorer_pb2.Hello(
+            explorer_id=self._config.explorer.id,
+            incarnation=spool.incarnation,
+            layout_hash=engine.layout_hash,
+            tokenizer_hash=tokenizer_fingerprint,
+            last_sequence=spool.last_sequence,
+            groups_started=state.started,
+            policy_version=version_to_proto(self._parts.weights.live),
+            batch_size=self._config.explorer.batch_size,
+            protocol_revision=PROTOCOL_REVISION,
+            acknowledged_through=spool.acknowledged,
+            acknowledged_groups=state.started - len(state.in_flight) - spool.pending_groups,
+        )
+
+    async def _check_taskset(self, taskset: Taskset) -> None:
+        """A cursor means nothing in another taskset."""
+        state = await self._spool.call(self._spool.counters.load_state)
+        known = state.get(TASKSET_KEY)
+        if known is None:
+            await self._spool.call(self._spool.counters.save_state, {TASKSET_KEY: taskset.fingerprint})
+        elif known != taskset.fingerprint:
+            raise RunMismatch(
+                f"this run began with another taskset: {known}, now {taskset.fingerprint}; give the run another name"
+            )
+
+    async def _evaluator(self, engine: RolloutEngine, tokenizer: Any, weights: WeightIntake) -> Evaluator:
+        held_out = self._config.explorer.evaluation.taskset
+        if held_out is None:
+            return Evaluator(self._config, None, None, weights)
+        taskset = await asyncio.to_thread(build_taskset, held_out)
+        runner = GroupRunner(
+            engine, tokenizer, held_out, self._config.explorer, max_length=self._config.model.max_length
+        )
+        return Evaluator(self._config, runner, taskset, weights)
+
+    def _runner(self, engine: RolloutEngine, tokenizer: Any, config: TandemConfig) -> GroupRunner:
+        return GroupRunner(engine, tokenizer, config.taskset, config.explorer, max_length=config.model.max_length)
+
+    async def _watch_trainer(self, stream: ExperienceStream) -> None:
+        """Raises PeerUnavailable when no trainer was there for `explorer.peer_timeout`."""
+        timeout = self._config.explorer.peer_timeout
+        while True:
+            try:
+                async with asyncio.timeout(timeout), self._status.waiting("a trainer's stream", None):
+                    await self._changes.until(lambda: stream.connected)
+            except TimeoutError:
+                raise PeerUnavailable(f"no trainer for {timeout:g} seconds") from None
+            await self._changes.until(lambda: not stream.connected)
+
+    async def _show_state(self) -> None:
+        """Keeps the status in step with the sync machine."""
+        explorer = self._parts.explorer
+        shown: tuple[int, str] | None = None
+        while True:
+            state, reason = _state_of(explorer, self._policy)
+            if (state, reason) != shown:
+                self._status.enter(state, reason)
+                shown = (state, reason)
+
+            def differs(before: tuple[int, str] = (state, reason)) -> bool:
+                return _state_of(explorer, self._policy) != before
+
+            await self._changes.until(differs)
+
+    async def _close(self) -> None:
+        await self._server.stop()
+        if self._client is not None:
+            await self._client.close()
+        if self._engine is not None:
+            await self._engine.close()
+        await self._spool.close()
+        self._monitor.close()
+
+
+def _state_of(explorer: Explorer, policy: Any) -> tuple[int, str]:
+    """What the status shows of the sync machine's state."""
+    state = explorer.state
+    waiting_for = explorer_machine.waiting_for(state, policy)
+    if state.finished:
+        return explorer_pb2.EXPLORER_STATE_FINISHED, "the taskset has ended"
+    if state.version == (0, 0):
+        return explorer_pb2.EXPLORER_STATE_WAITING_FOR_WEIGHTS, waiting_for
+    if state.phase in {explorer_machine.Phase.WAITING, explorer_machine.Phase.ASKING}:
+        return explorer_pb2.EXPLORER_STATE_WAITING_FOR_SYNC, waiting_for
+    if state.phase is explorer_machine.Phase.DRAINING or state.draining_for_good:
+        return explorer_pb2.EXPLORER_STATE_DRAINING, f"explore step {state.explore_step} ends"
+    if waiting_for:
+        return explorer_pb2.EXPLORER_STATE_WAITING_FOR_CREDIT, waiting_for
+    return explorer_pb2.EXPLORER_STATE_EXPLORING, f"explore step {state.explore_step}"

@@ -1,0 +1,259 @@
+"""The explorer's loop: drives the sync machine with what happens, and does what it orders.
+
+Groups run as tasks of the event loop; what they make goes to the spool, and from there to the trainer. Decides nothing
+about the schedule itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+import structlog
+
+from common.changes import Changes
+from common.config.root import TandemConfig
+from common.errors import WorkflowFailed
+from common.experience.experience import ExperienceGroup
+from common.status import StatusBoard
+from common.sync import explorer_machine
+from common.sync.actions import (
+    ApplyWeights,
+    AskForSync,
+    ExplorerAction,
+    ExploreStepEnded,
+    Finish,
+    StartGroups,
+)
+from common.sync.events import (
+    DrainRequested,
+    ExplorerEvent,
+    GroupFinished,
+    NothingNewer,
+    TasksetEnded,
+    WeightsApplied,
+)
+from common.sync.explorer_machine import ExplorerSyncState
+from common.sync.policy import SyncPolicy
+from common.wire.experiences import batch_to_proto
+from explorer_service.evaluation import Evaluator
+from explorer_service.experience_stream import ExperienceStream
+from explorer_service.explore_metrics import ExploreMetrics
+from explorer_service.group_runner import GroupRunner
+from explorer_service.progress import GroupPlan, Progress
+from explorer_service.spool_thread import SpoolThread
+from explorer_service.tasksets import Taskset
+from explorer_service.tasksets.order import TaskOrder
+from explorer_service.weight_intake import WeightIntake
+
+log = structlog.get_logger(__name__)
+
+
+class Explorer:
+    """One stage's exploring."""
+
+    def __init__(
+        self,
+        *,
+        config: TandemConfig,
+        policy: SyncPolicy,
+        runner: GroupRunner,
+        taskset: Taskset,
+        order: TaskOrder,
+        progress: Progress,
+        state: ExplorerSyncState,
+        spool: SpoolThread,
+        weights: WeightIntake,
+        stream: ExperienceStream,
+        evaluator: Evaluator,
+        metrics: ExploreMetrics,
+        status: StatusBoard[int],
+        changes: Changes,
+        ask_trainer: Callable[[], Awaitable[bool]],
+    ) -> None:
+        """`ask_trainer` calls RequestSync; True when a newer version was applied meanwhile."""
+        self.state = state
+        self._config = config
+        self._policy = policy
+        self._runner = runner
+        self._taskset = taskset
+        self._order = order
+        self._progress = progress
+        self._spool = spool
+        self._weights = weights
+        self._stream = stream
+        self._evaluator = evaluator
+        self._metrics = metrics
+        self._status = status
+        self._changes = changes
+        self._ask_trainer = ask_trainer
+        self._events: deque[ExplorerEvent] = deque()
+        self._finished_groups: deque[ExperienceGroup] = deque()
+        self._failed_in_a_row = 0
+        self._interrupted = list(progress.in_flight.values())
+        self._tasks: asyncio.TaskGroup | None = None
+        self._running: set[asyncio.Task[None]] = set()
+
+    async def run(self, tasks: asyncio.TaskGroup) -> None:
+        """Spools what groups make, until it is cancelled; an error in any of its tasks ends the group of tasks."""
+        self._tasks = tasks
+        self._metrics.start(self.state.explore_step)
+        while True:
+            await self._changes.until(lambda: bool(self._finished_groups))
+            await self._until_spool_has_room()
+            await self._spool_finished()
+
+    def feed(self, event: ExplorerEvent) -> None:
+        """Takes an event to the machine, and starts what it orders."""
+        self._events.append(event)
+        if len(self._events) > 1:
+            return  # fed by an action of an event that is being worked on: its turn comes below
+        try:
+            while self._events:
+                self.state, actions = explorer_machine.step(self.state, self._events[0], self._policy)
+                for action in actions:
+                    self._start(action)
+                self._events.popleft()
+        finally:
+            self._events.clear()
+            self._changes.notify()
+
+    @property
+    def groups_running(self) -> int:
+        """Groups in flight."""
+        return len(self._progress.in_flight)
+
+    async def drain(self, timeout: float) -> int:
+        """Starts nothing more; returns the newest sequence number when everything in flight is spooled."""
+        self.feed(DrainRequested())
+        async with self._status.waiting("the groups in flight to finish", timeout):
+            await self._changes.until(lambda: not self.state.in_flight)
+        return self._spool.counters.last_sequence
+
+    def cancel(self) -> None:
+        """Ends whatever is still in flight; it is made again by the next incarnation."""
+        for task in self._running:
+            task.cancel()
+
+    def _start(self, action: ExplorerAction) -> None:
+        match action:
+            case StartGroups(explore_step, count):
+                self._start_groups(explore_step, count)
+            case ApplyWeights(epoch, step):
+                self._spawn(self._apply(epoch, step))
+            case AskForSync():
+                self._spawn(self._ask())
+            case ExploreStepEnded(explore_step):
+                self._end_step(explore_step)
+            case Finish():
+                log.info("taskset_ended", explore_steps=self.state.explore_step, groups=self.state.started)
+                self._stream.finish(self.state.started)
+
+    def _start_groups(self, explore_step: int, count: int) -> None:
+        first = self.state.started - count
+        for index in range(count):
+            if self._order.total is not None and self._progress.next_position >= self._order.total:
+                self._events.append(TasksetEnded(explore_step, count - index))
+                return
+            self._spawn(self._make_group(self._progress.plan(first + index, explore_step)))
+
+    async def _make_group(self, plan: GroupPlan) -> None:
+        """Makes one group; in place of a task that fails, the next one is done."""
+        while True:
+            task = self._taskset.task(self._order.position(plan.position))
+            try:
+                group = await self._runner.run(
+                    task, ordinal=plan.ordinal, explore_step=plan.explore_step, seed=self._config.run.seed
+                )
+            except WorkflowFailed as error:
+                self._note_failed_group(error)
+                if self._order.total is not None and self._progress.next_position >= self._order.total:
+                    self._progress.done(plan.ordinal)
+                    self.feed(GroupFinished(plan.explore_step))
+                    return
+                plan = self._progress.replan(plan)
+            else:
+                self._failed_in_a_row = 0
+                self._finished_groups.append(group)
+                self._changes.notify()
+                return
+
+    def _note_failed_group(self, error: WorkflowFailed) -> None:
+        self._failed_in_a_row += 1
+        self._metrics.count_failed_group()
+        allowed = self._config.explorer.max_failed_groups
+        log.warning("group_failed", error=error.message, in_a_row=self._failed_in_a_row, allowed=allowed)
+        if self._failed_in_a_row > allowed:
+            raise WorkflowFailed(
+                f"{self._failed_in_a_row} groups failed in a row, `explorer.max_failed_groups` allows {allowed}; "
+                f"the last one: {error.message}"
+            ) from error
+
+    async def _until_spool_has_room(self) -> None:
+        limit = self._config.explorer.spool_max_bytes
+        counters = self._spool.counters
+        if counters.pending_bytes >= limit:
+            waiting_for = f"acknowledgements: the spool holds {counters.pending_bytes} of {limit} bytes"
+            async with self._status.waiting(waiting_for, None):
+                await self._changes.until(lambda: counters.pending_bytes < limit)
+
+    async def _spool_finished(self) -> None:
+        """Commits finished groups as one batch, together with the progress that they make."""
+        count = min(len(self._finished_groups), self._config.explorer.max_groups_per_batch)
+        groups = [self._finished_groups.popleft() for _ in range(count)]
+        for group in groups:
+            self._progress.done(group.ordinal)
+        explorer = self._config.explorer
+
+        def make_batch(sequence: int) -> bytes:
+            message = batch_to_proto(explorer.id, sequence, groups, send_text=explorer.send_text)
+            return message.SerializeToString()
+
+        spool = self._spool.counters
+        state = {"progress": self._progress.state(self.state)}
+        await self._spool.call(spool.append, make_batch, len(groups), state)
+        for group in groups:
+            self._metrics.count_group(group)
+            self.feed(GroupFinished(group.explore_step))
+
+    async def _apply(self, epoch: int, step: int) -> None:
+        async with self._evaluator.unpinned():
+            await self._weights.swap_in(epoch, step)
+        first = self.state.version == (0, 0)
+        if first:
+            self._start_interrupted()
+        if first and self._config.explorer.evaluation.at_start:
+            self._spawn(self._evaluate())
+            # It pins the version before anything else runs.
+            await asyncio.sleep(0)
+        self.feed(WeightsApplied(epoch, step))
+
+    def _start_interrupted(self) -> None:
+        """The groups that were in flight when an earlier incarnation ended are made again."""
+        for plan in self._interrupted:
+            self._spawn(self._make_group(plan))
+        self._interrupted = []
+
+    async def _ask(self) -> None:
+        if not await self._ask_trainer():
+            self.feed(NothingNewer())
+
+    def _end_step(self, explore_step: int) -> None:
+        self._metrics.end_step(explore_step)
+        interval = self._config.explorer.evaluation.interval
+        if interval is not None and explore_step % interval == 0:
+            self._spawn(self._evaluate())
+
+    async def _evaluate(self) -> None:
+        values = await self._evaluator.evaluate()
+        if values is not None:
+            self._metrics.log(values)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        if self._tasks is None:
+            raise RuntimeError("the explorer does not run")
+        task = self._tasks.create_task(work)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)

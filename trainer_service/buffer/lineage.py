@@ -1,0 +1,40 @@
+"""Which policy versions the run's present state descends from.
+
+A trainer that restarts goes on from a checkpoint; the steps after it are lost, and so are the weights of those steps.
+What was made with them comes 'from the future': it is not of this run's lineage, and is never trained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Lineage:
+    """For each earlier run epoch, the last step that the present state descends from."""
+
+    epoch: int
+    """The present run epoch."""
+    resumed: tuple[tuple[int, int], ...] = ()
+    """(epoch, step): the epoch that ended, and the step of the checkpoint from which the next one went on."""
+
+    def holds(self, run_epoch: int, step: int) -> bool:
+        """Whether weights of this epoch and step are among the present state's ancestors."""
+        if run_epoch == self.epoch:
+            return True
+        later = [resumed for epoch, resumed in self.resumed if epoch >= run_epoch]
+        return run_epoch < self.epoch and bool(later) and step <= min(later)
+
+    def next(self, epoch: int, step: int) -> Lineage:
+        """The lineage of a trainer that goes on, as `epoch`, from this state at `step`."""
+        return Lineage(epoch, (*self.resumed, (self.epoch, step)))
+
+    def state(self) -> list[list[int]]:
+        """As JSON."""
+        return [[epoch, step] for epoch, step in self.resumed]
+
+
+def restore(epoch: int, resumed: Sequence[Sequence[int]]) -> Lineage:
+    """The lineage that `Lineage.state` gave, at the epoch that wrote it."""
+    return Lineage(epoch, tuple((int(pair[0]), int(pair[1])) for pair in resumed))

@@ -1,0 +1,103 @@
+"""Groups that were received and are not trained yet, with the accounts of the explorers that sent them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from common.experience.received import ReceivedBatch, ReceivedGroup
+from trainer_service.buffer.account import ExplorerAccount
+from trainer_service.buffer.lineage import Lineage
+
+TOO_STALE = "too_stale"
+LOST_LINEAGE = "lost_lineage"
+
+
+@dataclass(frozen=True, slots=True)
+class Intake:
+    """What a batch added."""
+
+    groups: int
+    """Groups of the batch, if it was new; else 0."""
+    already_gone: int
+    """Of these, groups that were trained before the trainer restarted."""
+
+
+class GroupQueue:
+    """Takes batches in exactly once, and gives groups out oldest version first."""
+
+    def __init__(self, max_staleness: int | None, lineage: Lineage) -> None:
+        self.accounts: dict[str, ExplorerAccount] = {}
+        self.dropped: Counter[str] = Counter()
+        """Groups dropped, by reason."""
+        self.lineage = lineage
+        self._max_staleness = max_staleness
+        self._groups: list[ReceivedGroup] = []
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def account(self, explorer_id: str) -> ExplorerAccount:
+        """The explorer's account; a new one when it is unknown."""
+        return self.accounts.setdefault(explorer_id, ExplorerAccount(explorer_id))
+
+    def take_in(self, batch: ReceivedBatch) -> Intake:
+        """Adds a batch. Raises ProtocolViolation when batches are missing before it."""
+        account = self.account(batch.explorer_id)
+        before = account.received_groups
+        fresh = account.take_in(batch)
+        self._groups.extend(fresh)
+        groups = account.received_groups - before
+        return Intake(groups, groups - len(fresh))
+
+    def drop_unusable(self, step: int) -> list[tuple[ReceivedGroup, str]]:
+        """Drops and counts what must not be trained by this step (the number of the step, from 1), with the reason.
+
+        Staleness is judged here, when a group's turn comes, not when it arrived.
+        """
+        kept: list[ReceivedGroup] = []
+        dropped: list[tuple[ReceivedGroup, str]] = []
+        for group in self._groups:
+            reason = self._why_unusable(group, step)
+            if reason is None:
+                kept.append(group)
+            else:
+                dropped.append((group, reason))
+        self._groups = kept
+        for group, reason in dropped:
+            self.dropped[reason] += 1
+            self.account(group.explorer_id).let_go(group)
+        return dropped
+
+    def take(self, count: int) -> list[ReceivedGroup]:
+        """Removes up to `count` groups, oldest version first; their accounts stay as they are until `trained`."""
+        self._groups.sort(key=lambda group: (group.oldest_version, group.ordinal, group.explorer_id))
+        taken, self._groups = self._groups[:count], self._groups[count:]
+        return taken
+
+    def put_back(self, groups: list[ReceivedGroup]) -> None:
+        """Returns groups that were taken and not trained."""
+        self._groups.extend(groups)
+
+    def trained(self, groups: list[ReceivedGroup]) -> None:
+        """The step that used these groups is done."""
+        for group in groups:
+            self.account(group.explorer_id).let_go(group)
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint stores of the accounts, as JSON."""
+        return {name: account.state() for name, account in self.accounts.items()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """The accounts as a checkpoint stored them. Raises CheckpointInvalid."""
+        self.accounts = {name: ExplorerAccount.restore(name, account) for name, account in state.items()}
+
+    def _why_unusable(self, group: ReceivedGroup, step: int) -> str | None:
+        newest = int(group.columns.newest_versions.max())
+        if not self.lineage.holds(group.run_epoch, newest):
+            return LOST_LINEAGE
+        if self._max_staleness is not None and step - 1 - group.oldest_version > self._max_staleness:
+            return TOO_STALE
+        return None

@@ -1,0 +1,318 @@
+"""The trainer's connection to one explorer: experiences in, credits and acknowledgements out, weights delivered.
+
+It reconnects with pauses until it is closed; each stream opens with what the trainer holds already, so nothing is lost
+and nothing comes twice, whatever cut the one before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable
+from typing import Protocol, TypeVar
+
+import grpc
+import structlog
+
+from common.config.root import TandemConfig
+from common.errors import (
+    CorruptData,
+    ManifestMismatch,
+    PeerFailed,
+    PeerUnavailable,
+    ProtocolViolation,
+    RunMismatch,
+    TandemError,
+    WaitTimedOut,
+)
+from common.rpc.backoff import pauses
+from common.rpc.channel import QUICK_CALL_SECONDS, open_channel
+from common.rpc.errors import from_rpc_error
+from common.rpc.stubs import explorer_stub, read
+from common.status import StatusBoard
+from common.sync.events import (
+    ExplorerFinished,
+    ExplorerJoined,
+    ExplorerLeft,
+    GroupsDropped,
+    GroupsReceived,
+    WeightsDelivered,
+)
+from common.tasks import task_scope
+from common.weights.version import PolicyVersion
+from common.wire.experiences import batch_from_proto
+from common.wire.revision import PROTOCOL_REVISION
+from common.wire.versions import version_from_proto
+from protos.tandem.v1 import experience_pb2, explorer_pb2
+from trainer_service.buffer.queue import GroupQueue
+from trainer_service.publish.publication import Delivery, Publication, Publisher
+from trainer_service.sync_driver import SyncDriver
+
+log = structlog.get_logger(__name__)
+
+Response = TypeVar("Response")
+Call = grpc.aio.StreamStreamCall[explorer_pb2.StreamExperiencesRequest, explorer_pb2.StreamExperiencesResponse]
+
+WORTH_ANOTHER_TRY = (PeerUnavailable, WaitTimedOut, PeerFailed)
+"""What a restart of the explorer, or of the network, can mend. Anything else ends the run."""
+
+
+class LinkObserver(Protocol):
+    """Who wants to know what a link sees."""
+
+    def explorer_metrics(self, explorer_id: str, values: dict[str, float]) -> None:
+        """Metrics of an explorer arrived."""
+
+    def delivered(self, explorer_id: str, publication: Publication, delivery: Delivery, seconds: float) -> None:
+        """A version was applied (or superseded) there, so long after it was ordered."""
+
+
+class ExplorerLink:
+    """One explorer, at one address."""
+
+    def __init__(
+        self,
+        address: str,
+        config: TandemConfig,
+        *,
+        run_epoch: int,
+        fingerprints: tuple[str, str],
+        queue: GroupQueue,
+        sync: SyncDriver,
+        publisher: Publisher,
+        status: StatusBoard[int],
+        observer: LinkObserver,
+    ) -> None:
+        """`fingerprints` are the layout hash and the tokenizer hash that the explorer must have."""
+        self.address = address
+        self.explorer_id = address
+        """Its name; the address until the first hello."""
+        self.connected = False
+        self.finished = False
+        self.applied = PolicyVersion(0, 0)
+        self.credit_limit = 0
+        self.last_error: TandemError | None = None
+        self.unreachable_since = time.monotonic()
+        self._config = config
+        self._run_epoch = run_epoch
+        self._fingerprints = fingerprints
+        self._queue = queue
+        self._sync = sync
+        self._publisher = publisher
+        self._status = status
+        self._observer = observer
+        self._channel = open_channel(address, config.limits)
+        self._stub = explorer_stub(self._channel)
+        self._outbox: asyncio.Queue[explorer_pb2.StreamExperiencesRequest] = asyncio.Queue()
+        self._wanted: Publication | None = None
+        self._tasks: asyncio.TaskGroup | None = None
+        self._in_delivery: set[asyncio.Task[None]] = set()
+        self._transferring = False
+
+    async def run(self) -> None:
+        """Keeps the stream open until it is cancelled, or the explorer has finished and its stream has ended."""
+        pause = pauses()
+        while True:
+            try:
+                await self._stream()
+            except WORTH_ANOTHER_TRY as error:
+                self.last_error = error
+                log.warning("explorer_unreachable", address=self.address, error=error.message)
+            else:
+                pause = pauses()
+            seconds = next(pause)
+            async with self._status.waiting(f"explorer {self.explorer_id} at {self.address}", None):
+                await asyncio.sleep(seconds)
+
+    async def close(self) -> None:
+        """Closes the channel."""
+        await self._channel.close()
+
+    def grant(self, limit: int, min_step: int) -> None:
+        """Sends a credit."""
+        self.credit_limit = limit
+        credit = explorer_pb2.Credit(group_limit=limit, min_policy_step=min_step)
+        self._outbox.put_nowait(explorer_pb2.StreamExperiencesRequest(credit=credit))
+
+    def acknowledge(self, through: int) -> None:
+        """Says that everything up to this sequence number is trained and durable."""
+        self._outbox.put_nowait(explorer_pb2.StreamExperiencesRequest(ack=explorer_pb2.Ack(through_sequence=through)))
+
+    def deliver(self, publication: Publication) -> None:
+        """Delivers the version as soon as the transfer before it is done; of several that wait, only the newest."""
+        self._wanted = publication
+        self._deliver_next()
+
+    async def drain(self) -> None:
+        """Lets the explorer finish what is in flight, and start nothing more."""
+        await self._unary(self._stub.Drain(explorer_pb2.DrainRequest(), timeout=self._config.sync.timeout))
+
+    async def evaluate(self) -> explorer_pb2.EvaluateResponse:
+        """Runs the explorer's eval taskset on the weights that are live there."""
+        return await self._unary(self._stub.Evaluate(explorer_pb2.EvaluateRequest(), timeout=self._config.sync.timeout))
+
+    async def stop(self, reason: str, *, finished: bool) -> None:
+        """Asks the explorer to end."""
+        request = explorer_pb2.ExplorerServiceStopRequest(reason=reason, finished=finished)
+        await self._unary(self._stub.Stop(request, timeout=QUICK_CALL_SECONDS))
+
+    async def _unary(self, call: Awaitable[Response]) -> Response:
+        try:
+            return await call
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc_error(error, f"explorer {self.explorer_id}") from error
+
+    async def _stream(self) -> None:
+        self._outbox = asyncio.Queue()
+        call = self._stub.StreamExperiences()
+        try:
+            async with task_scope() as tasks:
+                self._tasks = tasks
+                writer = tasks.create_task(self._write(call))
+                await self._read_all(call)
+                writer.cancel()
+                self._cancel_deliveries()
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc_error(error, f"explorer {self.explorer_id}") from error
+        finally:
+            call.cancel()
+            self._tasks = None
+            if self.connected:
+                self.connected = False
+                self.unreachable_since = time.monotonic()
+                self._sync.feed(ExplorerLeft(self.explorer_id))
+                log.info("explorer_left", explorer=self.explorer_id)
+
+    async def _write(self, call: Call) -> None:
+        while True:
+            await call.write(await self._outbox.get())
+
+    async def _read_all(self, call: Call) -> None:
+        await call.write(explorer_pb2.StreamExperiencesRequest(open=self._opening()))
+        async with self._status.waiting(f"the hello of explorer {self.address}", QUICK_CALL_SECONDS):
+            first = await read(call)
+        if first is None or first.WhichOneof("message") != "hello":
+            raise ProtocolViolation(f"explorer {self.address} did not open its stream with a hello")
+        self._greet(first.hello)
+        while (response := await read(call)) is not None:
+            match response.WhichOneof("message"):
+                case "batch":
+                    self._take_in(response.batch)
+                case "metrics":
+                    self._observer.explorer_metrics(self.explorer_id, dict(response.metrics.values))
+                case "finished":
+                    self.finished = True
+                    log.info("explorer_finished", explorer=self.explorer_id, groups=response.finished.groups)
+                    self._sync.feed(ExplorerFinished(self.explorer_id))
+                case other:
+                    raise ProtocolViolation(f"explorer {self.explorer_id}: unexpected {other} in its stream")
+
+    def _opening(self) -> explorer_pb2.StreamOpen:
+        # Before the first hello the name is not known; the explorer then replays from the start, and what is there
+        # already is recognised by its sequence numbers.
+        account = self._queue.accounts.get(self.explorer_id)
+        return explorer_pb2.StreamOpen(
+            run_epoch=self._run_epoch,
+            run_name=self._config.run.name,
+            acked_through=account.durable_through if account is not None else 0,
+            received_through=account.received_through if account is not None else 0,
+        )
+
+    def _greet(self, hello: explorer_pb2.Hello) -> None:
+        """Checks who is there, and lets the schedule know. Raises what makes this explorer unfit for this run."""
+        if hello.protocol_revision != PROTOCOL_REVISION:
+            raise RunMismatch(
+                f"explorer {hello.explorer_id} speaks revision {hello.protocol_revision}, we {PROTOCOL_REVISION}"
+            )
+        layout, tokenizer = self._fingerprints
+        if hello.layout_hash != layout:
+            raise ManifestMismatch(
+                f"explorer {hello.explorer_id} has another model: its layout is {hello.layout_hash}, ours {layout}"
+            )
+        if hello.tokenizer_hash != tokenizer:
+            raise RunMismatch(
+                f"explorer {hello.explorer_id} has another tokenizer: {hello.tokenizer_hash}, ours {tokenizer}"
+            )
+        account = self._queue.account(hello.explorer_id)
+        if hello.last_sequence < account.received_through:
+            raise RunMismatch(
+                f"explorer {hello.explorer_id} has lost its spool: it stands at batch {hello.last_sequence}, "
+                f"and we have received {account.received_through}"
+            )
+        self.explorer_id = hello.explorer_id
+        self.connected = True
+        self.finished = False
+        self.applied = version_from_proto(hello.policy_version)
+        self._sync.links[self.explorer_id] = self
+        in_this_epoch = self.applied.run_epoch == self._run_epoch
+        log.info("explorer_joined", explorer=self.explorer_id, address=self.address, incarnation=hello.incarnation)
+        self._sync.feed(
+            ExplorerJoined(
+                self.explorer_id,
+                applied=self.applied.step if in_this_epoch else None,
+                started=hello.groups_started,
+                received=account.received_groups,
+                gone=account.gone_groups,
+            )
+        )
+
+    def _take_in(self, message: experience_pb2.ExperienceBatch) -> None:
+        account = self._queue.account(self.explorer_id)
+        try:
+            batch = batch_from_proto(message, self._config.limits)
+        except CorruptData as error:
+            resend = explorer_pb2.Resend(from_sequence=account.received_through + 1, reason=error.message)
+            log.warning("batch_corrupt", explorer=self.explorer_id, error=error.message)
+            self._outbox.put_nowait(explorer_pb2.StreamExperiencesRequest(resend=resend))
+            return
+        if batch.explorer_id != self.explorer_id:
+            raise ProtocolViolation(f"explorer {self.explorer_id} sent a batch of {batch.explorer_id}")
+        if batch.sequence > account.received_through + 1:
+            log.debug("batch_after_a_gap", explorer=self.explorer_id, sequence=batch.sequence)
+            return
+        intake = self._queue.take_in(batch)
+        if intake.groups:
+            self._sync.feed(GroupsReceived(self.explorer_id, intake.groups))
+        if intake.already_gone:
+            self._sync.feed(GroupsDropped(self.explorer_id, intake.already_gone))
+
+    def _deliver_next(self) -> None:
+        if self._tasks is None or self._transferring or self._wanted is None:
+            return
+        publication, self._wanted = self._wanted, None
+        self._transferring = True
+        task = self._tasks.create_task(self._deliver(publication))
+        self._in_delivery.add(task)
+        task.add_done_callback(self._in_delivery.discard)
+
+    def _cancel_deliveries(self) -> None:
+        for task in self._in_delivery:
+            task.cancel()
+
+    async def _deliver(self, publication: Publication) -> None:
+        began = False
+
+        def staged() -> None:
+            nonlocal began
+            if not began:
+                began = True
+                self._transferring = False
+                self._deliver_next()
+
+        try:
+            waiting_for = f"explorer {self.explorer_id} to apply version {publication.step}"
+            async with self._status.waiting(waiting_for, None):
+                published = await publication.ready
+                delivery = await self._publisher.deliver(
+                    self._channel, f"explorer {self.explorer_id}", published, staged
+                )
+        finally:
+            if not began:
+                self._transferring = False
+        if not began:
+            self._deliver_next()
+        if delivery.applied:
+            self.applied = max(self.applied, delivery.version)
+            seconds = asyncio.get_running_loop().time() - publication.ordered_at
+            self._observer.delivered(self.explorer_id, publication, delivery, seconds)
+            self._sync.feed(WeightsDelivered(self.explorer_id, publication.step))

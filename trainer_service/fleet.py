@@ -1,0 +1,192 @@
+"""All explorers of a stage: dials them, watches that there are some, and ends with them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from typing import Any
+
+import structlog
+
+from common.changes import Changes
+from common.config.root import TandemConfig
+from common.errors import PeerUnavailable, TandemError
+from common.monitor.monitor import Monitor
+from common.status import StatusBoard
+from common.sync.events import RunEnding
+from common.tasks import task_scope
+from protos.tandem.v1 import trainer_pb2
+from trainer_service.buffer.queue import GroupQueue
+from trainer_service.explorer_link import ExplorerLink
+from trainer_service.publish.publication import Delivery, Publication, Publisher
+from trainer_service.sync_driver import SyncDriver
+
+log = structlog.get_logger(__name__)
+
+
+class Fleet:
+    """The explorers of one stage."""
+
+    def __init__(
+        self,
+        config: TandemConfig,
+        *,
+        run_epoch: int,
+        fingerprints: tuple[str, str],
+        queue: GroupQueue,
+        sync: SyncDriver,
+        publisher: Publisher,
+        status: StatusBoard[int],
+        changes: Changes,
+        monitor: Monitor,
+        step: Callable[[], int],
+    ) -> None:
+        self.links: list[ExplorerLink] = []
+        self._config = config
+        self._run_epoch = run_epoch
+        self._fingerprints = fingerprints
+        self._queue = queue
+        self._sync = sync
+        self._publisher = publisher
+        self._status = status
+        self._changes = changes
+        self._monitor = monitor
+        self._step = step
+        self._tasks: asyncio.TaskGroup | None = None
+        self._running: dict[ExplorerLink, asyncio.Task[None]] = {}
+        self._sync_metrics: dict[str, float] = {}
+        self._started = time.monotonic()
+
+    async def run(self) -> None:
+        """Keeps the links until it is cancelled. Raises what makes an explorer unfit, or that none is left."""
+        async with task_scope() as tasks:
+            self._tasks = tasks
+            for explorer in self._config.explorers:
+                self.dial(explorer.address)
+            await self._watch()
+
+    async def close(self) -> None:
+        """Closes all channels."""
+        for link in self.links:
+            await link.close()
+
+    def dial(self, address: str, explorer_id: str | None = None) -> None:
+        """Adds an explorer. An address that is dialled already stays as it is; an explorer that moved is followed."""
+        if self._tasks is None or any(link.address == address for link in self.links):
+            return
+        for link in [link for link in self.links if explorer_id is not None and link.explorer_id == explorer_id]:
+            log.info("explorer_moved", explorer=explorer_id, before=link.address, now=address)
+            self.links.remove(link)
+            self._running.pop(link).cancel()
+        link = ExplorerLink(
+            address,
+            self._config,
+            run_epoch=self._run_epoch,
+            fingerprints=self._fingerprints,
+            queue=self._queue,
+            sync=self._sync,
+            publisher=self._publisher,
+            status=self._status,
+            observer=self,
+        )
+        self.links.append(link)
+        self._running[link] = self._tasks.create_task(link.run())
+
+    def connected(self) -> list[ExplorerLink]:
+        """The links whose stream is open."""
+        return [link for link in self.links if link.connected]
+
+    def acknowledge_durable(self, state: Mapping[str, Any]) -> None:
+        """A state is durable: every explorer may forget what its frontier covers."""
+        for name, account in state["source"]["accounts"].items():
+            self._queue.account(name).durable_through = account["frontier"]
+        self._acknowledge()
+
+    def acknowledge_trained(self) -> None:
+        """Where the run keeps no checkpoints on the way, a finished step is all the durability there is."""
+        for account in self._queue.accounts.values():
+            account.durable_through = account.frontier
+        self._acknowledge()
+
+    def explorer_metrics(self, explorer_id: str, values: dict[str, float]) -> None:
+        """Logs an explorer's metrics with the trainer's step."""
+        self._monitor.log(self._step(), time.time(), explorer_id, values)
+
+    def delivered(self, explorer_id: str, publication: Publication, delivery: Delivery, seconds: float) -> None:
+        """Keeps the times of the newest delivery, for the step's metrics."""
+        self._sync_metrics = {
+            "time/sync_weight": seconds,
+            "time/sync_receive": delivery.receive_seconds,
+            "time/sync_apply": delivery.apply_seconds,
+        }
+        log.debug("weights_applied", explorer=explorer_id, step=publication.step, seconds=round(seconds, 4))
+
+    def metrics(self) -> dict[str, float]:
+        """Of synchronization and of the queue, for the step's metrics."""
+        applied = [link.applied.step for link in self.connected()]
+        dropped = {f"buffer/dropped_{reason}": float(count) for reason, count in self._queue.dropped.items()}
+        return {
+            **self._sync_metrics,
+            **dropped,
+            "sync/published_version": float(self._sync.state.published or 0),
+            "sync/applied_version": float(min(applied, default=0)),
+            "buffer/queued_groups": float(len(self._queue)),
+            "explorers/connected": float(len(applied)),
+        }
+
+    async def publish_final(self) -> None:
+        """Drains the explorers, brings the final weights to them, evaluates, and tells them that the run is over."""
+        links = self.connected()
+        self._status.enter(trainer_pb2.TRAINER_STATE_SYNCHRONIZING, "the final weights")
+        await self._each(links, "drain", ExplorerLink.drain)
+        self._sync.feed(RunEnding())
+        await self._sync.until_delivered()
+        if links and self._config.explorer.evaluation.taskset is not None:
+            await self._each(links[:1], "evaluate", self._evaluate)
+
+    async def stop(self, reason: str, *, finished: bool) -> None:
+        """Tells every explorer that is there that the run has ended."""
+
+        async def stop(link: ExplorerLink) -> None:
+            await link.stop(reason, finished=finished)
+
+        await self._each(self.connected(), "stop", stop)
+
+    async def _evaluate(self, link: ExplorerLink) -> None:
+        response = await link.evaluate()
+        self._monitor.log(self._step(), time.time(), link.explorer_id, dict(response.metrics))
+
+    async def _each(
+        self, links: list[ExplorerLink], doing: str, call: Callable[[ExplorerLink], Awaitable[None]]
+    ) -> None:
+        """Calls all at once; an explorer that is gone by now holds up nobody, and is logged."""
+        results = await asyncio.gather(*(call(link) for link in links), return_exceptions=True)
+        for link, result in zip(links, results, strict=True):
+            if isinstance(result, TandemError):
+                log.warning("explorer_call_failed", doing=doing, explorer=link.explorer_id, error=result.message)
+            elif isinstance(result, BaseException):
+                raise result
+
+    def _acknowledge(self) -> None:
+        for link in self.connected():
+            through = self._queue.account(link.explorer_id).durable_through
+            if through:
+                link.acknowledge(through)
+
+    async def _watch(self) -> None:
+        """Raises PeerUnavailable when no explorer was there for `trainer.peer_timeout`."""
+        timeout = self._config.trainer.peer_timeout
+        while True:
+            try:
+                async with asyncio.timeout(timeout), self._status.waiting("an explorer", None):
+                    await self._changes.until(lambda: bool(self.connected()))
+            except TimeoutError:
+                causes = "; ".join(self._causes()) or "none is configured (`explorers`), and none has registered"
+                raise PeerUnavailable(f"no explorer for {timeout:g} seconds: {causes}") from None
+            await self._changes.until(lambda: not self.connected())
+
+    def _causes(self) -> Iterator[str]:
+        for link in self.links:
+            if link.last_error is not None:
+                yield f"{link.address}: {link.last_error.message}"

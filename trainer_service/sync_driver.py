@@ -1,0 +1,170 @@
+"""Drives the trainer's sync machine: events in, publications and credits out. Decides nothing itself."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol
+
+import structlog
+
+from common.changes import Changes
+from common.status import StatusBoard
+from common.sync import trainer_machine
+from common.sync.actions import AnswerSync, Deliver, Grant, Publish, TrainerAction
+from common.sync.events import TrainerEvent
+from common.sync.policy import SyncPolicy
+from common.sync.trainer_machine import TrainerSyncState
+from common.weights.version import PolicyVersion
+from trainer_service.engine.base import TrainEngine
+from trainer_service.engine.worker import EngineWorker
+from trainer_service.publish.publication import Publication, Published, Publisher
+
+log = structlog.get_logger(__name__)
+
+
+class Link(Protocol):
+    """What the driver needs of a connected explorer."""
+
+    def grant(self, limit: int, min_step: int) -> None:
+        """Sends the credit."""
+
+    def deliver(self, publication: Publication) -> None:
+        """Delivers the version, in place of one that waits to be delivered."""
+
+
+class SyncDriver:
+    """The schedule of one stage, at work."""
+
+    def __init__(
+        self,
+        policy: SyncPolicy,
+        publisher: Publisher,
+        engine: TrainEngine,
+        worker: EngineWorker,
+        status: StatusBoard[int],
+        changes: Changes,
+        *,
+        step: int,
+        timeout: float,
+        interrupted: Callable[[], bool],
+    ) -> None:
+        """`timeout` is in seconds, of every wait for an explorer; `interrupted` ends the waits of the loop early."""
+        self.policy = policy
+        self.state = TrainerSyncState(step=step)
+        self.links: dict[str, Link] = {}
+        self.published: Published | None = None
+        """The version that became ready last."""
+        self._publisher = publisher
+        self._engine = engine
+        self._worker = worker
+        self._status = status
+        self._changes = changes
+        self._timeout = timeout
+        self._interrupted = interrupted
+        self._publication: Publication | None = None
+        self._preparing: set[asyncio.Task[None]] = set()
+        self._answers: dict[str, asyncio.Future[AnswerSync]] = {}
+
+    def feed(self, event: TrainerEvent) -> None:
+        """Takes one event to the machine, and starts what it orders. Publications are exported before any later step."""
+        self.state, actions = trainer_machine.step(self.state, event, self.policy)
+        for action in actions:
+            self._start(action)
+        self._changes.notify()
+
+    async def until_may_train(self) -> None:
+        """Waits while a version that is due cannot be published yet."""
+
+        def may_train() -> bool:
+            return trainer_machine.may_train(self.state, self.policy) or self._interrupted()
+
+        if not may_train():
+            behind = ", ".join(trainer_machine.behind(self.state)) or "an explorer"
+            waiting_for = (
+                f"{behind} to apply version {self.state.published} before version {self.state.step} is published"
+            )
+            async with self._status.waiting(waiting_for, self._timeout):
+                await self._changes.until(may_train)
+        self.raise_failure()
+
+    async def until_delivered(self) -> None:
+        """Waits until every explorer that takes part runs on the last published version, and nothing is due."""
+
+        def delivered() -> bool:
+            due = trainer_machine.is_due(self.state, self.policy)
+            behind = [name for name, view in self.state.explorers.items() if view.target is not None and view.connected]
+            return not due and not behind
+
+        async with self._status.waiting(f"version {self.state.step} to be applied everywhere", self._timeout):
+            await self._changes.until(lambda: delivered() or self._failed() is not None)
+        self.raise_failure()
+
+    async def request_sync(self, explorer: str, event: TrainerEvent) -> AnswerSync:
+        """explorer_driven: feeds the request, and waits for the machine's answer."""
+        answer = self._answers.setdefault(explorer, asyncio.get_running_loop().create_future())
+        self.feed(event)
+        async with self._status.waiting(f"the answer to {explorer}'s RequestSync", self._timeout):
+            return await asyncio.shield(answer)
+
+    def raise_failure(self) -> None:
+        """Raises what the preparation of a publication failed with, if one did."""
+        failed = self._failed()
+        if failed is not None:
+            raise failed
+
+    def close(self) -> None:
+        """Drops what is in progress."""
+        for task in self._preparing:
+            task.cancel()
+
+    def _failed(self) -> BaseException | None:
+        ready = self._publication.ready if self._publication is not None else None
+        return ready.exception() if ready is not None and ready.done() and not ready.cancelled() else None
+
+    def _start(self, action: TrainerAction) -> None:
+        match action:
+            case Publish(step, explorers):
+                publication = self._publish(step)
+                for name in explorers:
+                    self.links[name].deliver(publication)
+            case Deliver(_, explorer) if self._publication is not None:
+                self.links[explorer].deliver(self._publication)
+            case Grant(explorer, limit, min_step):
+                self.links[explorer].grant(limit, min_step)
+            case AnswerSync(explorer):
+                answer = self._answers.pop(explorer, None)
+                if answer is not None and not answer.done():
+                    answer.set_result(action)
+
+    def _publish(self, step: int) -> Publication:
+        loop = asyncio.get_running_loop()
+        publication = Publication(step, loop.time(), loop.create_future())
+        # Submitted here and now: the worker exports before any step that is submitted later.
+        snapshot = self._worker.submit(self._engine.export_weights)
+        task = asyncio.create_task(self._prepare(publication, snapshot))
+        self._preparing.add(task)
+        task.add_done_callback(self._preparing.discard)
+        self._publication = publication
+        log.debug("publishing", step=step)
+        return publication
+
+    async def _prepare(self, publication: Publication, snapshot: asyncio.Future) -> None:  # type: ignore[type-arg]
+        try:
+            published = await self._publisher.prepare(publication.step, await snapshot)
+        except asyncio.CancelledError:
+            publication.ready.cancel()
+            raise
+        except Exception as error:  # noqa: BLE001 - it reaches the loop by raise_failure, and every delivery
+            publication.ready.set_exception(error)
+            self._changes.notify()
+            return
+        if self.published is None or published.version >= self.published.version:
+            self.published = published
+        publication.ready.set_result(published)
+        self._changes.notify()
+
+
+def published_version(driver: SyncDriver) -> PolicyVersion:
+    """The version that was published last and is ready; (0, 0) before the first."""
+    return driver.published.version if driver.published is not None else PolicyVersion(0, 0)
