@@ -222,7 +222,7 @@ class Spool:
     def _forget(self, through: int) -> None:
         with self._transaction() as connection:
             freed, groups = connection.execute(
-                "SELECT total(length(bytes)), total(groups) FROM batches WHERE sequence <= ?", (through,)
+                "SELECT total(length(bytes)), total(group_count) FROM batches WHERE sequence <= ?", (through,)
             ).fetchone()
             connection.execute("DELETE FROM batches WHERE sequence <= ?", (through,))
             connection.execute("UPDATE spool SET acknowledged = ?", (through,))
@@ -306,7 +306,7 @@ def _start_incarnation(connection: sqlite3.Connection) -> _Counts:
     incarnation, last, acknowledged, epoch = connection.execute(
         "SELECT incarnation, last_sequence, acknowledged, run_epoch FROM spool"
     ).fetchone()
-    size, groups = connection.execute("SELECT total(length(bytes)), total(groups) FROM batches").fetchone()
+    size, groups = connection.execute("SELECT total(length(bytes)), total(group_count) FROM batches").fetchone()
     return _Counts(incarnation, last, acknowledged, epoch, int(size), int(groups))
 
 

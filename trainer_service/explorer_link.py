@@ -22,6 +22,7 @@ from common.errors import (
     PeerUnavailable,
     ProtocolViolation,
     RunMismatch,
+    ShuttingDown,
     TandemError,
     WaitTimedOut,
 )
@@ -53,7 +54,7 @@ log = structlog.get_logger(__name__)
 Response = TypeVar("Response")
 Call = grpc.aio.StreamStreamCall[explorer_pb2.StreamExperiencesRequest, explorer_pb2.StreamExperiencesResponse]
 
-WORTH_ANOTHER_TRY = (PeerUnavailable, WaitTimedOut, PeerFailed)
+WORTH_ANOTHER_TRY = (PeerUnavailable, WaitTimedOut, PeerFailed, ShuttingDown)
 """What a restart of the explorer, or of the network, can mend. Anything else ends the run."""
 
 
@@ -116,8 +117,9 @@ class ExplorerLink:
             try:
                 await self._stream()
             except WORTH_ANOTHER_TRY as error:
+                if self.last_error is None or str(error) != str(self.last_error):
+                    log.warning("explorer_unreachable", address=self.address, error=error.message)
                 self.last_error = error
-                log.warning("explorer_unreachable", address=self.address, error=error.message)
             else:
                 pause = pauses()
             seconds = next(pause)
@@ -242,6 +244,7 @@ class ExplorerLink:
         self.explorer_id = hello.explorer_id
         self.connected = True
         self.finished = False
+        self.last_error = None
         self.applied = version_from_proto(hello.policy_version)
         self._sync.links[self.explorer_id] = self
         in_this_epoch = self.applied.run_epoch == self._run_epoch

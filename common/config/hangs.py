@@ -2,15 +2,14 @@
 
 What is found here hangs for certain; what passes may still hang by timing, which the simulator looks for. Letters:
 `B` groups a trainer step, `E` groups an explore step, `K` explorers, `T` and `M` intervals, `n` offset, `S` staleness,
-`Q` groups that may be granted and not trained. Explorers pass their boundary k (k >= 1) with `G(k) = (n + kM) E K`
-groups started in all; between boundaries k and k + 1 they hold the version that they took at boundary k (k = 0: the
-initial weights), because only fully_async takes one elsewhere. Credit on version v ends at `(v + 1 + S) B` groups: the
-next one would be trained at a step above v + 1 + S, and be too stale.
+`Q` groups that may be granted and not trained. Under fixed, explorers pass their boundary k (k >= 1) with
+`G(k) = (n + kM) E K` groups started in all; between boundaries k and k + 1 they hold the version that they took at
+boundary k (k = 0: the initial weights). Credit on version v ends at `(v + 1 + S) B` groups: the next one would be trained
+at a step above v + 1 + S, and be too stale.
 
-Under fixed no version is skipped, so version kT is held after boundary k, and the trainer stops at step (k + 2)T until
-(k + 1)T is applied. For each k the explorers need credit up to G(k + 1), and the trainer needs G(k + 1) >= (k + 1)TB to
-publish what they then wait for. Under the other styles the best that boundary k can offer is `floor(G(k) / B)` steps,
-rounded down to a publication.
+No version is skipped, so version kT is held after boundary k, and the trainer stops at step (k + 2)T until (k + 1)T is
+applied. For each k the explorers need credit up to G(k + 1), and the trainer needs G(k + 1) >= (k + 1)TB to publish what
+they then wait for. Under the other styles an explorer that is out of credit takes the newest version at once.
 """
 
 from __future__ import annotations
@@ -20,9 +19,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from common.sync.policy import Style, SyncPolicy
-
-_MAX_BOUNDARIES = 100_000
-"""Looked at one by one where remainders decide; they repeat after BT / gcd(ME, BT) boundaries, mostly a few."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +51,8 @@ def _hangs(policy: SyncPolicy, explorers: int) -> Iterator[Hang]:
             f"published at step {interval}",
             trainer_steps=staleness + 1,
         )
-    match policy.style:
-        case Style.FIXED:
-            yield from _fixed(policy, explorers)
-        case Style.TRAINER_DRIVEN | Style.EXPLORER_DRIVEN:
-            yield from _at_boundaries(policy, explorers)
-        case Style.FULLY_ASYNC:
-            return
+    if policy.style is Style.FIXED:
+        yield from _fixed(policy, explorers)
 
 
 def _fixed(policy: SyncPolicy, explorers: int) -> Iterator[Hang]:
@@ -98,23 +89,6 @@ def _fixed(policy: SyncPolicy, explorers: int) -> Iterator[Hang]:
         # Of several explorers one may come through, and lend the trainer another window's groups.
         alone = k * interval + 1 + policy.max_staleness if explorers == 1 else math.inf
         yield Hang(_credit_ends(policy, explorers, k, k * interval), trainer_steps=int(min(alone, (k + 2) * interval)))
-
-
-def _at_boundaries(policy: SyncPolicy, explorers: int) -> Iterator[Hang]:
-    """Credit that ends between two boundaries, even if each boundary gets the newest version there can be."""
-    if policy.max_staleness is None or explorers > 1:
-        # With several explorers nothing is certain: the others' groups bring newer versions, which one may start with.
-        return
-    batch, made_in_step = policy.groups_per_train_step, policy.groups_per_explore_step
-    interval = 1 if policy.style is Style.EXPLORER_DRIVEN else policy.trainer_interval
-    window = policy.explorer_interval * made_in_step
-    period = interval * batch // math.gcd(window, interval * batch)
-    for k in range(min(period + 2, _MAX_BOUNDARIES)):
-        started = policy.offset * made_in_step + k * window
-        version = started // (interval * batch) * interval if k else 0
-        if started + window > (version + 1 + policy.max_staleness) * batch:
-            yield Hang(_credit_ends(policy, 1, k, version), trainer_steps=version + 1 + policy.max_staleness)
-            return
 
 
 def _credit_ends(policy: SyncPolicy, explorers: int, k: int, version: int) -> str:

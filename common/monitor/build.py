@@ -6,10 +6,11 @@ from pathlib import Path
 
 from common.config.root import TandemConfig
 from common.errors import StorageFailed
-
-# Imported for what they register.
-from common.monitor import jsonl as _jsonl  # noqa: F401 - see above
+from common.monitor import jsonl, tensorboard
 from common.monitor.sink import SINKS, MetricSink
+
+BUILT_IN = (jsonl, tensorboard)
+"""Modules that register their sinks when they are imported."""
 
 
 def metrics_folder(config: TandemConfig) -> Path:

@@ -10,6 +10,8 @@ Rules (DESIGN section 5), checked after every event:
   - trainer_driven: applies a newer version if one is staged, and goes on;
   - explorer_driven: asks, and goes on when a newer version is applied or the answer is 'nothing newer'.
   fully_async has no boundaries: it applies a version whenever it comes.
+* trainer_driven and explorer_driven also apply a staged version when nothing is in flight and credit is used up: what is
+  made on the version before would be too stale, and no boundary can be reached without credit.
 * A version of a newer run epoch (the trainer restarted), the first version of all, and one that comes when nothing more
   is to be made, need no boundary: they are applied as soon as nothing is in flight.
 
@@ -206,6 +208,11 @@ def _advance(state: ExplorerSyncState, policy: SyncPolicy) -> Advance | None:
             return None
 
 
+def _credit(state: ExplorerSyncState) -> int:
+    """Groups that may be started now."""
+    return state.credit_limit - state.started if state.version[1] >= state.credit_min_step else 0
+
+
 def _stops_making(state: ExplorerSyncState) -> bool:
     return state.taskset_ended or state.draining_for_good
 
@@ -221,16 +228,17 @@ def _may_apply(state: ExplorerSyncState, policy: SyncPolicy) -> bool:
     if state.in_flight:
         return False
     unbound = _holds_for_new_epoch(state) or _stops_making(state)
+    starved = policy.style is not Style.FIXED and state.phase is Phase.EXPLORING and _credit(state) <= 0
     at_boundary = state.phase in {Phase.WAITING, Phase.ASKING} or (
         state.phase is Phase.DRAINING and policy.style is not Style.EXPLORER_DRIVEN
     )
-    return unbound or at_boundary
+    return unbound or at_boundary or starved
 
 
 def _explore(state: ExplorerSyncState, policy: SyncPolicy) -> Advance | None:
     if state.unstarted == 0 and len(state.in_flight) >= policy.max_inflight_batches:
         return None
-    allowed = state.credit_limit - state.started if state.version[1] >= state.credit_min_step else 0
+    allowed = _credit(state)
     if allowed <= 0:
         return None
     if state.unstarted == 0:

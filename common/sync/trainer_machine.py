@@ -4,7 +4,7 @@ Rules (DESIGN section 5), checked after every event:
 
 * A version is due when t is not the last published one and
   - fixed, trainer_driven, fully_async: t mod T = 0;
-  - explorer_driven: an explorer has asked;
+  - explorer_driven: an explorer has asked, or has used up all the credit that there is on its version;
   - the run is ending.
 * It is published at once, unless a step runs now (the weights are in motion), or, under `fixed`, an explorer has not
   applied the one before: `fixed` promises which version each explore step runs on, so no version may be skipped. Until
@@ -103,7 +103,7 @@ def step(
     """Takes the event in, then does whatever has become due."""
     state, actions = _take_in(state, event)
     state, published = _publish_what_is_due(state, policy)
-    state, delivered = _deliver_to_newcomers(state)
+    state, delivered = _deliver_to_newcomers(state, policy)
     state, granted = _grant(state, policy)
     return state, (*actions, *published, *delivered, *granted)
 
@@ -115,7 +115,7 @@ def is_due(state: TrainerSyncState, policy: SyncPolicy) -> bool:
     if state.ending or state.published is None:
         return True
     if policy.style is Style.EXPLORER_DRIVEN:
-        return any(view.asking and view.connected for view in state.explorers.values())
+        return any(_wants_newer(view, policy) for view in state.explorers.values())
     return policy.is_publication(state.step)
 
 
@@ -180,7 +180,7 @@ def _join(state: TrainerSyncState, event: ExplorerJoined) -> TrainerSyncState:
         raise IllegalEvent(f"{event.explorer}: {event.gone} groups trained, {event.received} received")
     view = ExplorerView(
         applied=event.applied,
-        owed=event.applied != state.published,
+        owed=state.published is None or event.applied != state.published,
         granted=max(event.started, event.received),
         received=event.received,
         gone=event.gone,
@@ -214,6 +214,12 @@ def _delivered(
     return state, ()
 
 
+def _wants_newer(view: ExplorerView, policy: SyncPolicy) -> bool:
+    """explorer_driven: it asks, or it has used up all the credit that `max_staleness` leaves on its version."""
+    used_up = policy.max_staleness is not None and view.applied is not None and view.open == 0
+    return view.connected and (view.asking or (used_up and not view.finished))
+
+
 def _publish_what_is_due(
     state: TrainerSyncState, policy: SyncPolicy
 ) -> tuple[TrainerSyncState, tuple[TrainerAction, ...]]:
@@ -224,7 +230,7 @@ def _publish_what_is_due(
     receivers = tuple(
         name
         for name, view in state.explorers.items()
-        if view.connected and (view.asking or state.ending or policy.style is not Style.EXPLORER_DRIVEN)
+        if view.connected and (_wants_newer(view, policy) or state.ending or policy.style is not Style.EXPLORER_DRIVEN)
     )
     for name in receivers:
         state = _with(state, name, replace(state.explorers[name], target=state.step, owed=False))
@@ -232,14 +238,16 @@ def _publish_what_is_due(
     return state, (Publish(state.step, receivers),)
 
 
-def _deliver_to_newcomers(state: TrainerSyncState) -> tuple[TrainerSyncState, tuple[TrainerAction, ...]]:
+def _deliver_to_newcomers(
+    state: TrainerSyncState, policy: SyncPolicy
+) -> tuple[TrainerSyncState, tuple[TrainerAction, ...]]:
     """To those that came without the published version, and to those that ask and have less."""
     published = state.published
     if published is None:
         return state, ()
     actions: list[TrainerAction] = []
     for name, view in state.explorers.items():
-        lacking = view.applied != state.published and (view.owed or view.asking)
+        lacking = view.applied != published and (view.owed or _wants_newer(view, policy))
         if view.connected and view.target is None and lacking:
             state = _with(state, name, replace(view, target=published, owed=False))
             actions.append(Deliver(published, name))

@@ -21,8 +21,13 @@ from common.weights.manifest import (
 )
 from trainer_service.engine.base import WeightsSnapshot
 
-_UNSHARED = 2
-"""`sys.getrefcount` of an array that only its list holds: the list, and the call's own argument."""
+
+def _references(arrays: list[npt.NDArray[np.uint8]], place: int) -> int:
+    return sys.getrefcount(arrays[place])
+
+
+_UNSHARED = _references([np.empty(0, dtype=np.uint8)], 0)
+"""References to an array that only its list holds, as this interpreter counts them."""
 
 
 class BufferPool:
@@ -40,7 +45,7 @@ class BufferPool:
     def take(self) -> torch.Tensor:
         """A uint8 `[size]` tensor on the CPU, contents undefined."""
         for place in range(len(self._arrays)):
-            if sys.getrefcount(self._arrays[place]) == _UNSHARED:
+            if _references(self._arrays, place) == _UNSHARED:
                 return torch.from_numpy(self._arrays[place])
         if self._pinned:
             self._arrays.append(torch.empty(self._size, dtype=torch.uint8, pin_memory=True).numpy())
