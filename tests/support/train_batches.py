@@ -30,6 +30,7 @@ def tiny_config(
     trainer: dict[str, Any] | None = None,
     model: dict[str, Any] | None = None,
     architecture: dict[str, Any] | None = None,
+    run: dict[str, Any] | None = None,
 ) -> TandemConfig:
     """A configuration of a llama of 16 hidden units on the CPU; the arguments replace keys of its sections."""
     return TandemConfig.model_validate(
@@ -42,6 +43,7 @@ def tiny_config(
             },
             "algorithm": {"optimizer": {"lr": 1e-2}, **(algorithm or {})},
             "trainer": {"device": "cpu", "threads": 1, **(trainer or {})},
+            "run": run or {},
         }
     )
 

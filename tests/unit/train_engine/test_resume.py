@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from common.errors import CheckpointInvalid, StorageFailed
-from tests.support.train_batches import random_batch, tiny_config, tiny_engine
+from tests.support.train_batches import random_batch, tiny_engine
 from trainer_service.engine.torch_engine import TorchTrainEngine
 
 EVERYTHING = {
@@ -127,8 +127,13 @@ def test_a_folder_that_cannot_be_written_is_a_storage_failure(tmp_path: Path) ->
         tiny_engine().capture().write(tmp_path / "missing", hf_layout=False)
 
 
-def test_two_engines_of_one_seed_train_alike() -> None:
-    config = tiny_config(algorithm=EVERYTHING).model_copy(deep=True)
-    first, second = TorchTrainEngine(config, 5), TorchTrainEngine(config, 5)
-    assert train(first, 1, 2) == train(second, 1, 2)
-    assert first.layout == second.layout
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_two_engines_of_one_seed_train_alike(monkeypatch: pytest.MonkeyPatch, deterministic: bool) -> None:
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    try:
+        first, second = (tiny_engine(5, algorithm=EVERYTHING, run={"deterministic": deterministic}) for _ in range(2))
+        assert torch.are_deterministic_algorithms_enabled() is deterministic
+        assert train(first, 1, 2) == train(second, 1, 2)
+        assert first.layout == second.layout
+    finally:
+        torch.use_deterministic_algorithms(mode=False)
