@@ -139,8 +139,8 @@ class Explorer:
 
     def _start(self, action: ExplorerAction) -> None:
         match action:
-            case StartGroups(explore_step, count):
-                self._start_groups(explore_step, count)
+            case StartGroups(explore_step, count, first):
+                self._start_groups(explore_step, count, first)
             case ApplyWeights(epoch, step):
                 self._spawn(self._apply(epoch, step))
             case AskForSync():
@@ -151,8 +151,7 @@ class Explorer:
                 log.info("taskset_ended", explore_steps=self.state.explore_step, groups=self.state.started)
                 self._stream.finish(self.state.started)
 
-    def _start_groups(self, explore_step: int, count: int) -> None:
-        first = self.state.started - count
+    def _start_groups(self, explore_step: int, count: int, first: int) -> None:
         for index in range(count):
             if self._order.total is not None and self._progress.next_position >= self._order.total:
                 self._events.append(TasksetEnded(explore_step, count - index))

@@ -248,9 +248,10 @@ def add_explorer_servicer(servicer: ExplorerServicer, server: grpc.aio.Server) -
             response_serializer=explorer_pb2.PushWeightsResponse.SerializeToString,
         ),
     }
-    # The first handler that knows a method gets it, so ours come before the generated ones.
+    # Of generic handlers the first that knows a method gets it, of registered ones (newer releases of grpc) the last.
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, bulk),))
     explorer_pb2_grpc.add_ExplorerServiceServicer_to_server(servicer, server)
+    server.add_registered_method_handlers(SERVICE, bulk)
 
 
 def _applied(outcome: Outcome) -> weights_pb2.WeightApplied:

@@ -49,10 +49,11 @@ TrainerAction = Publish | Deliver | Grant | AnswerSync
 
 @dataclass(frozen=True, slots=True)
 class StartGroups:
-    """Start the next `count` groups; they belong to `explore_step`."""
+    """Start the groups with the ordinals from `first` on, `count` of them; they belong to `explore_step`."""
 
     explore_step: int
     count: int
+    first: int
 
 
 @dataclass(frozen=True, slots=True)

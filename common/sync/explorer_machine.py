@@ -254,7 +254,7 @@ def _explore(state: ExplorerSyncState, policy: SyncPolicy) -> Advance | None:
     boundary = policy.style is not Style.FULLY_ASYNC and policy.is_boundary(state.explore_step)
     if state.unstarted == 0 and boundary:
         state = replace(state, phase=Phase.DRAINING)
-    return state, (StartGroups(state.explore_step, count),)
+    return state, (StartGroups(state.explore_step, count, state.started - count),)
 
 
 def _leave_boundary(state: ExplorerSyncState, policy: SyncPolicy) -> Advance | None:

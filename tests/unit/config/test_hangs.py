@@ -64,7 +64,7 @@ class Pair:
         self.explorers[name], actions = explorer_machine.step(self.explorers[name], event, self.policy)
         for action in actions:
             match action:
-                case StartGroups(explore_step, count):
+                case StartGroups(explore_step, count, _):
                     self.pending += [(name, GroupFinished(explore_step))] * count
                 case ApplyWeights(epoch, version):
                     self.pending.append((name, WeightsApplied(epoch, version)))
