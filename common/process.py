@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import Protocol
 
+from common.parent import end_with_parent
+
 _ENVIRONMENT = {
     # Two torch processes whose idle OpenMP threads spin made 20 tokens/s each on 2 cores, instead of 420.
     "OMP_WAIT_POLICY": "passive",
@@ -54,6 +56,7 @@ def prepare_process() -> None:
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     tune_allocator()
+    end_with_parent()  # starts a thread, so it comes after the allocator is tuned
 
 
 def tune_allocator() -> bool:

@@ -1,0 +1,203 @@
+"""The `tandem` command line. What a command needs is imported when it runs, so that `tandem --help` is quick."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from common import __version__
+
+app = typer.Typer(
+    name="tandem",
+    help="Reinforcement fine-tuning of language models as a pair of gRPC services, a trainer and an explorer.\n\n"
+    "`tandem demo` shows what it does, in about a minute. `tandem up CONFIG` runs both services on this machine; on "
+    "several, start `python -m trainer_service --config FILE` and `python -m explorer_service --config FILE` there.",
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+)
+
+EXIT_FAILED = 1
+EXIT_BAD_CONFIG = 2
+EXIT_INTERRUPTED = 130
+
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Overrides one key, the value in YAML: `--set trainer.batch_size=16`, for one stage `--set "
+        "stages.sft.trainer.total_steps=5`. May be repeated. Stronger than the environment "
+        "(`TANDEM__TRAINER__BATCH_SIZE=16`), which is stronger than the file.",
+    ),
+]
+ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file; every key is in docs/configuration.md.")]
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _tandem(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Prints the version, and ends.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def up(
+    config: ConfigFile,
+    overrides: Overrides = None,
+    name: Annotated[str | None, typer.Option(help="Name of the run; as `--set run.name=NAME`.")] = None,
+) -> None:
+    """Runs a trainer and an explorer on this machine, to the end of the run.
+
+    Both are child processes, `python -m trainer_service` and `python -m explorer_service`, on the same effective
+    configuration: it is written to `RUN/config.yaml`, with a free port wherever the port is 0, and with the explorer
+    listed for the trainer where `explorers` is empty. Their logs are in `RUN/logs`. A run that was interrupted goes on from its newest
+    checkpoint when it is started again.
+
+    Ctrl-C (or SIGTERM) lets both finish what they are doing and save; a second one kills them.
+    Afterwards `RUN/report.html` and `RUN/reward.png` show the run.
+
+    Exit codes: 0 finished; 2 bad configuration; 130 or 143 after SIGINT or SIGTERM; otherwise that of the service
+    that failed first.
+
+    For example:
+
+    - `tandem up run.yaml`
+
+    - `tandem up run.yaml --name second-try --set algorithm.optimizer.lr=2e-6 --set sync.style=fully_async`
+    """
+    from common.cli.up import run_pair  # noqa: PLC0415 - see the module's docstring
+    from common.config.load import load_config  # noqa: PLC0415 - as above
+
+    loaded = load_config(config, _with_name(overrides, name))
+    raise typer.Exit(run_pair(loaded).exit_code)
+
+
+@app.command()
+def demo(
+    from_scratch: Annotated[
+        bool,
+        typer.Option(
+            "--from-scratch",
+            help="Starts from random weights: supervised fine-tuning first (stage `sft`), then GRPO (stage `grpo`).",
+        ),
+    ] = False,
+    name: Annotated[
+        str, typer.Option(help="Name of the run; the next free NAME-2, NAME-3, ... if it exists.")
+    ] = "demo",
+    overrides: Overrides = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Of everything random; as `--set run.seed=N`.")] = None,
+) -> None:
+    """Teaches a small language model to follow instructions, on this machine, in about a minute.
+
+    Nothing is downloaded: model, tasks and configuration come with the package. It runs as `tandem up` runs any
+    configuration, on free ports.
+
+    The last line of standard output is one JSON object: `held_out_start` and `held_out_end`, the accuracy on held-out tasks
+    before and after (mean reward, greedy decoding); `seconds`, wall time of both services; `trainer_steps`, optimizer
+    steps of the last stage; `explorer_versions`, the number of different policy versions that the explorer ran on, the
+    initial weights among them; `result`, the folder of the trained model in the Hugging Face layout.
+
+    For example:
+
+    - `tandem demo`
+
+    - `tandem demo --from-scratch --seed 7`
+
+    - `tandem demo --set sync.style=fully_async | tail -n 1`
+    """
+    from common.cli.demonstration import run_demo  # noqa: PLC0415 - see the module's docstring
+
+    raise typer.Exit(run_demo(name, overrides or (), seed, from_scratch=from_scratch))
+
+
+@app.command()
+def check(config: ConfigFile, overrides: Overrides = None) -> None:
+    """Checks a configuration, and shows what it comes to, without running anything.
+
+    Prints the sync regime of every stage in words, as comments, and the effective configuration with all defaults: the
+    output is valid YAML, which `tandem up` would take. Exit code 2, and a line for each problem, when it cannot work.
+
+    For example:
+
+    - `tandem check run.yaml`
+
+    - `tandem check run.yaml --set sync.style=fully_async --set sync.max_staleness=4`
+    """
+    from common.cli.check import checked  # noqa: PLC0415 - see the module's docstring
+    from common.config.load import load_config  # noqa: PLC0415 - as above
+
+    print(checked(load_config(config, overrides or ())), end="")
+
+
+@app.command()
+def status(
+    address: Annotated[str, typer.Argument(metavar="ADDRESS", help="host:port of a trainer or an explorer.")],
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON object on one line, fields as in the .proto.")
+    ] = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Again every second, until Ctrl-C.")] = False,
+    health: Annotated[
+        bool, typer.Option("--health", help="Only whether it is SERVING; exit code 1 when it is not.")
+    ] = False,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds to wait for an answer.")] = 5.0,
+) -> None:
+    """Shows what a service does, since when, and what it waits for: for what, since when, until when.
+
+    Of a trainer it shows the explorers too. Exit code 1 when nobody answers.
+
+    For example:
+
+    - `tandem status 127.0.0.1:50051`
+
+    - `tandem status 127.0.0.1:50052 --json | jq .waits`
+
+    - `tandem status 127.0.0.1:50051 --health`
+    """
+    from common.cli.service_status import probe_health, show_status  # noqa: PLC0415 - see the module's docstring
+
+    if health:
+        raise typer.Exit(probe_health(address, timeout))
+    show_status(address, as_json=as_json, watch=watch, timeout=timeout)
+
+
+def _with_name(overrides: Sequence[str] | None, name: str | None) -> list[str]:
+    named = [] if name is None else [f"run.name={name}"]
+    return [*(overrides or ()), *named]
+
+
+def main() -> None:
+    """The entry point: an error of ours is a line, not a traceback."""
+    try:
+        app(prog_name="tandem")
+    except KeyboardInterrupt:
+        sys.exit(EXIT_INTERRUPTED)
+    except Exception as error:  # noqa: BLE001 - raised again unless it is for people
+        sys.exit(_tell(error))
+
+
+def _tell(error: Exception) -> int:
+    """Prints an error that a person can do something about, and returns the exit code; raises any other."""
+    from common.errors import ConfigError, TandemError  # noqa: PLC0415 - see the module's docstring
+
+    if not isinstance(error, TandemError):
+        raise error
+    print(f"tandem: {error.message}", file=sys.stderr)
+    return EXIT_BAD_CONFIG if isinstance(error, ConfigError) else EXIT_FAILED
+
+
+if __name__ == "__main__":
+    main()
