@@ -1,6 +1,12 @@
 # The image of both services. Any base with Python 3.11 or newer, its venv module and pip will do.
 ARG BASE_IMAGE=python:3.12-slim
 
+# ---- requirements: what pyproject.toml asks for, so that its other lines don't make the layers below anew -------------
+FROM ${BASE_IMAGE} AS requirements
+COPY pyproject.toml .
+RUN python3 -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"], sep="\n")' \
+        > /requirements.txt
+
 # ---- builder: everything into /opt/venv -----------------------------------------------------------------------------
 FROM ${BASE_IMAGE} AS builder
 WORKDIR /src
@@ -13,16 +19,15 @@ RUN python3 -m venv --without-pip /opt/venv
 # TORCH_INDEX is asked besides PyPI, whose own build carries CUDA and is several times as large: give an empty
 # TORCH_INDEX to get that one. An index that cannot be reached is a warning of pip's and leaves PyPI's build.
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
-COPY pyproject.toml constraints.txt ./
+COPY constraints.txt ./
 RUN into="python3 -m pip --python /opt/venv/bin/python install --quiet --constraint constraints.txt"; \
     if [ -z "${PIP_FIND_LINKS:-}" ] || ! $into --no-index --no-deps torch; \
     then $into ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} torch; \
     fi
 
 # The other dependencies, which change less often than our code.
-RUN python3 -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"], sep="\n")' \
-        > requirements.txt \
-    && python3 -m pip --python /opt/venv/bin/python install --quiet --constraint constraints.txt --requirement requirements.txt
+COPY --from=requirements /requirements.txt ./
+RUN python3 -m pip --python /opt/venv/bin/python install --quiet --constraint constraints.txt --requirement requirements.txt
 
 COPY . .
 RUN python3 -m pip --python /opt/venv/bin/python install --quiet --no-deps .

@@ -11,13 +11,15 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import Any, NoReturn
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 FILES = ("docker-compose.yml", "tests/compose/endless.yml")
@@ -113,8 +115,8 @@ class Pair:
         return output_of([*self._compose, *arguments], timeout=timeout, environment=self._environment)
 
     def build(self) -> None:
-        """Builds the image, with its output shown."""
-        command = [*self._compose, "build"]
+        """Builds the image of both, with its output shown."""
+        command = [*self._compose, "build", TRAINER.name]
         done = subprocess.run(command, cwd=ROOT, env=self._environment, timeout=BUILD_SECONDS, check=False)
         if done.returncode:
             raise CheckFailed(f"the build exited with {done.returncode}")
@@ -136,7 +138,10 @@ class Pair:
 
     def policy_step(self) -> int:
         """The version that the explorer's rollouts run on."""
-        return int(self.status(EXPLORER).get("policyVersion", {}).get("step", 0))
+        status = self.status(EXPLORER)
+        # Which of the two grpcurl writes depends on the descriptors that reflection serves.
+        version = status.get("policyVersion", status.get("policy_version", {}))
+        return int(version.get("step", 0))
 
     def serves(self, service: Service) -> bool:
         """Its health, seen from the host."""
@@ -221,8 +226,14 @@ def check(pair: Pair) -> None:
     see_exit(pair, TERMINATED)
 
 
+def end_on_signal(number: int, _frame: FrameType | None) -> NoReturn:
+    """Ends by an exception, so that what was made is removed first."""
+    raise SystemExit(128 + number)
+
+
 def main() -> int:
     """Exit code 0 when all is as it must be."""
+    signal.signal(signal.SIGTERM, end_on_signal)
     started = time.monotonic()
     try:
         pair = Pair()
