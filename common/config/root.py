@@ -103,6 +103,16 @@ class TandemConfig(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _trains_on_the_support_it_samples_from(self) -> Self:
+        sampling = self.explorer.sampling
+        if self.buffer.source == "explorers" and (sampling.top_p < 1 or sampling.top_k > 0):
+            raise ValueError(
+                "`explorer.sampling`: the trainer compares logprobs on the whole vocabulary, so top_p must be 1 and top_k 0 "
+                "(a truncated support would bias every ratio); they are free under `explorer.evaluation.sampling`"
+            )
+        return self
+
     @property
     def stage_folder(self) -> Path:
         """Where everything of the current stage lies."""
