@@ -59,6 +59,7 @@ class Progress:
             "unstarted": sync.unstarted,
             "started": sync.started,
             "phase": sync.phase.value,
+            "window": sync.window,
             "taskset_ended": sync.taskset_ended,
         }
 
@@ -83,6 +84,7 @@ def restore(state: Mapping[str, Any]) -> tuple[Progress, ExplorerSyncState]:
         started = int(state["started"])
         sync = ExplorerSyncState(
             phase=Phase(state["phase"]),
+            window=int(state["window"]) if state["window"] is not None else None,
             explore_step=int(state["explore_step"]),
             unstarted=int(state["unstarted"]),
             started=started,

@@ -14,6 +14,12 @@ Rules (DESIGN section 5), checked after every event:
   made on the version before would be too stale, and no boundary can be reached without credit.
 * A version of a newer run epoch (the trainer restarted), the first version of all, and one that comes when nothing more
   is to be made, need no boundary: they are applied as soon as nothing is in flight.
+* fixed counts in windows: what is made between two boundaries. Window j runs on a version v with v div T = j, and the
+  trainer needs window j whole to come to (j + 1)T. So versions that need no boundary change no window:
+  - one of the same j (either side has restarted): the window, or the wait at its end, goes on;
+  - one of a later j: the window is finished with it, and the boundary after it does not wait;
+  - one of an earlier j (steps were lost with the trainer): window j was made, and is in the spool or trained, so its end
+    is waited at; what was made of later windows is lost, and they are made again, whole.
 
 An illegal event raises `IllegalEvent` and changes nothing.
 """
@@ -71,6 +77,8 @@ class ExplorerSyncState:
     phase: Phase = Phase.EXPLORING
     version: Version = (0, 0)
     """The live version; (0, 0) before the first."""
+    window: int | None = None
+    """fixed: step of the version that the present window is made for; None before the first version."""
     staged: Version | None = None
     """A newer version that is complete and verified."""
     applying: bool = False
@@ -98,7 +106,7 @@ def step(
     state: ExplorerSyncState, event: ExplorerEvent, policy: SyncPolicy
 ) -> tuple[ExplorerSyncState, tuple[ExplorerAction, ...]]:
     """Takes the event in, then does whatever has become possible."""
-    state, actions = _take_in(state, event)
+    state, actions = _take_in(state, event, policy)
     done: list[ExplorerAction] = list(actions)
     while (advance := _advance(state, policy)) is not None:
         state, more = advance
@@ -121,7 +129,9 @@ def waiting_for(state: ExplorerSyncState, policy: SyncPolicy) -> str:
     return ""
 
 
-def _take_in(state: ExplorerSyncState, event: ExplorerEvent) -> tuple[ExplorerSyncState, tuple[ExplorerAction, ...]]:
+def _take_in(
+    state: ExplorerSyncState, event: ExplorerEvent, policy: SyncPolicy
+) -> tuple[ExplorerSyncState, tuple[ExplorerAction, ...]]:
     match event:
         case CreditGranted(limit, min_step):
             return replace(state, credit_limit=max(limit, state.credit_limit), credit_min_step=min_step), ()
@@ -132,7 +142,7 @@ def _take_in(state: ExplorerSyncState, event: ExplorerEvent) -> tuple[ExplorerSy
                 raise IllegalEvent(f"version {(epoch, version)} staged, {state.version} is live")
             return replace(state, staged=(epoch, version)), ()
         case WeightsApplied(epoch, version):
-            return _applied(state, (epoch, version)), ()
+            return _applied(state, (epoch, version), policy)
         case NothingNewer():
             phase = Phase.EXPLORING if state.phase is Phase.ASKING else state.phase
             return replace(state, phase=phase), ()
@@ -144,15 +154,50 @@ def _take_in(state: ExplorerSyncState, event: ExplorerEvent) -> tuple[ExplorerSy
             return replace(state, draining_for_good=True, unstarted=0), ()
 
 
-def _applied(state: ExplorerSyncState, version: Version) -> ExplorerSyncState:
+def _applied(
+    state: ExplorerSyncState, version: Version, policy: SyncPolicy
+) -> tuple[ExplorerSyncState, tuple[ExplorerAction, ...]]:
     if version < state.version:
         raise IllegalEvent(f"version {version} applied after {state.version}")
     staged = None if state.staged is not None and state.staged <= version else state.staged
-    # A restarted trainer brings the same step again: what was made at this boundary still has to be trained. If it comes
-    # with an earlier step, what was made since is lost with those steps, and has to be made again.
-    same_step_again = version[0] > state.version[0] and version[1] == state.version[1]
-    phase = state.phase if same_step_again else Phase.EXPLORING
-    return replace(state, version=version, staged=staged, applying=False, phase=phase)
+    state = replace(state, version=version, staged=staged, applying=False)
+    if policy.style is not Style.FIXED:
+        return replace(state, phase=Phase.EXPLORING), ()
+    if state.window is None:
+        return replace(state, window=version[1]), ()
+    windows_ahead = _windows_ahead(state, policy)
+    if windows_ahead > 0 and _is_drained_at_boundary(state):
+        return _begin_window(state), ()
+    if windows_ahead < 0:
+        return _give_up_window(state, Phase.WAITING, policy)
+    if version[1] < (state.window or 0):
+        # The lost steps end within this very window.
+        return _give_up_window(state, Phase.EXPLORING, policy)
+    return state, ()
+
+
+def _windows_ahead(state: ExplorerSyncState, policy: SyncPolicy) -> int:
+    """fixed: by how many windows the live version is ahead of the one that the present window is made for."""
+    interval = policy.trainer_interval
+    return state.version[1] // interval - (state.window or 0) // interval
+
+
+def _is_drained_at_boundary(state: ExplorerSyncState) -> bool:
+    return not state.in_flight and state.phase in {Phase.DRAINING, Phase.WAITING, Phase.ASKING}
+
+
+def _begin_window(state: ExplorerSyncState) -> ExplorerSyncState:
+    return replace(state, phase=Phase.EXPLORING, window=state.version[1])
+
+
+def _give_up_window(
+    state: ExplorerSyncState, phase: Phase, policy: SyncPolicy
+) -> tuple[ExplorerSyncState, tuple[ExplorerAction, ...]]:
+    """Stands at the next boundary, as if the explore steps up to it had been made: steps are counted once, lost or not."""
+    begun_and_idle = state.unstarted > 0 and state.explore_step not in state.in_flight
+    ended = (ExploreStepEnded(state.explore_step),) if begun_and_idle else ()
+    boundary = policy.next_boundary(state.explore_step)
+    return replace(state, phase=phase, window=state.version[1], explore_step=boundary, unstarted=0), ended
 
 
 def _finish_group(state: ExplorerSyncState, explore_step: int) -> tuple[ExplorerSyncState, tuple[ExplorerAction, ...]]:
@@ -232,7 +277,9 @@ def _may_apply(state: ExplorerSyncState, policy: SyncPolicy) -> bool:
     at_boundary = state.phase in {Phase.WAITING, Phase.ASKING} or (
         state.phase is Phase.DRAINING and policy.style is not Style.EXPLORER_DRIVEN
     )
-    return unbound or at_boundary or starved
+    # fixed skips no version: if the one for the next window is live already, the one that is staged is for a later window.
+    early = policy.style is Style.FIXED and _windows_ahead(state, policy) > 0
+    return unbound or (at_boundary and not early) or starved
 
 
 def _explore(state: ExplorerSyncState, policy: SyncPolicy) -> Advance | None:
@@ -262,6 +309,8 @@ def _leave_boundary(state: ExplorerSyncState, policy: SyncPolicy) -> Advance | N
     if state.in_flight:
         return None
     match policy.style:
+        case Style.FIXED if _windows_ahead(state, policy) > 0:
+            return _begin_window(state), ()
         case Style.FIXED:
             return replace(state, phase=Phase.WAITING), ()
         case Style.EXPLORER_DRIVEN:

@@ -53,6 +53,11 @@ class SyncPolicy:
         ahead = explore_step - self.offset
         return ahead > 0 and ahead % self.explorer_interval == 0
 
+    def next_boundary(self, explore_step: int) -> int:
+        """The first boundary at or after this explore step."""
+        windows = -(-(explore_step - self.offset) // self.explorer_interval)
+        return self.offset + max(1, windows) * self.explorer_interval
+
     def is_publication(self, step: int) -> bool:
         """Whether the trainer publishes this version without being asked: t mod T = 0."""
         return step % self.trainer_interval == 0

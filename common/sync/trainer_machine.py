@@ -95,6 +95,8 @@ class TrainerSyncState:
     ending: bool = False
     """The final weights go out, whatever the interval."""
     explorers: Mapping[str, ExplorerView] = field(default_factory=lambda: MappingProxyType({}))
+    held: int = 0
+    """Groups granted or received, by any explorer, and neither gone nor in the running step."""
 
 
 def step(
@@ -103,7 +105,9 @@ def step(
     """Takes the event in, then does whatever has become due."""
     state, actions = _take_in(state, event)
     state, published = _publish_what_is_due(state, policy)
-    state, delivered = _deliver_to_newcomers(state, policy)
+    # What others lack is changed by a publication alone; looking at all of them after every event would be quadratic.
+    one = () if isinstance(event, TrainStepStarted | TrainStepDone | RunEnding) else (event.explorer,)
+    state, delivered = _deliver_to_newcomers(state, policy, tuple(state.explorers) if published else one)
     state, granted = _grant(state, policy)
     return state, (*actions, *published, *delivered, *granted)
 
@@ -131,11 +135,7 @@ def behind(state: TrainerSyncState) -> tuple[str, ...]:
 
 def outstanding(state: TrainerSyncState) -> int:
     """Groups granted or received, by any explorer, and not trained or dropped."""
-    total = sum(
-        (max(view.granted, view.received) if view.takes_part else view.received) - view.gone
-        for view in state.explorers.values()
-    )
-    return total + state.in_step
+    return state.held + state.in_step
 
 
 def _take_in(state: TrainerSyncState, event: TrainerEvent) -> tuple[TrainerSyncState, tuple[TrainerAction, ...]]:
@@ -149,7 +149,7 @@ def _take_in(state: TrainerSyncState, event: TrainerEvent) -> tuple[TrainerSyncS
         case RunEnding():
             return replace(state, ending=True), ()
         case ExplorerJoined():
-            return _join(state, event), ()
+            return _join(state, event)
         case _:
             return _take_in_of_known(state, event, _known(state, event.explorer))
 
@@ -160,7 +160,8 @@ def _take_in_of_known(
     name = event.explorer
     match event:
         case ExplorerLeft():
-            return _with(state, name, replace(view, connected=False, target=None, asking=False)), ()
+            # Its RequestSync is a call of its own, which a broken stream does not end.
+            return _with(state, name, replace(view, connected=False, target=None)), ()
         case ExplorerFinished():
             return _with(state, name, replace(view, finished=True)), ()
         case GroupsReceived():
@@ -175,17 +176,24 @@ def _take_in_of_known(
             return _with(state, name, replace(view, asking=True)), ()
 
 
-def _join(state: TrainerSyncState, event: ExplorerJoined) -> TrainerSyncState:
+def _join(state: TrainerSyncState, event: ExplorerJoined) -> tuple[TrainerSyncState, tuple[TrainerAction, ...]]:
     if not event.gone <= event.received:
         raise IllegalEvent(f"{event.explorer}: {event.gone} groups trained, {event.received} received")
+    before = state.explorers.get(event.explorer)
+    asking = before is not None and before.asking
+    newest = event.applied is not None and event.applied == state.step == state.published
+    actions: tuple[TrainerAction, ...] = ()
+    if asking and newest and event.applied is not None:
+        actions = (AnswerSync(event.explorer, newer=True, step=event.applied),)
     view = ExplorerView(
         applied=event.applied,
         owed=state.published is None or event.applied != state.published,
+        asking=asking and not newest,
         granted=max(event.started, event.received),
         received=event.received,
         gone=event.gone,
     )
-    return _with(state, event.explorer, view)
+    return _with(state, event.explorer, view), actions
 
 
 def _start_step(state: TrainerSyncState, groups: tuple[tuple[str, int], ...]) -> TrainerSyncState:
@@ -232,21 +240,21 @@ def _publish_what_is_due(
         for name, view in state.explorers.items()
         if view.connected and (_wants_newer(view, policy) or state.ending or policy.style is not Style.EXPLORER_DRIVEN)
     )
-    for name in receivers:
-        state = _with(state, name, replace(state.explorers[name], target=state.step, owed=False))
-    state = replace(state, published=state.step)
-    return state, (Publish(state.step, receivers),)
+    targeted = {name: replace(state.explorers[name], target=state.step, owed=False) for name in receivers}
+    views = MappingProxyType({**state.explorers, **targeted})
+    return replace(state, published=state.step, explorers=views), (Publish(state.step, receivers),)
 
 
 def _deliver_to_newcomers(
-    state: TrainerSyncState, policy: SyncPolicy
+    state: TrainerSyncState, policy: SyncPolicy, names: tuple[str, ...]
 ) -> tuple[TrainerSyncState, tuple[TrainerAction, ...]]:
-    """To those that came without the published version, and to those that ask and have less."""
+    """To those of `names` that came without the published version, or that ask and have less."""
     published = state.published
     if published is None:
         return state, ()
     actions: list[TrainerAction] = []
-    for name, view in state.explorers.items():
+    for name in names:
+        view = state.explorers[name]
         lacking = view.applied != published and (view.owed or _wants_newer(view, policy))
         if view.connected and view.target is None and lacking:
             state = _with(state, name, replace(view, target=published, owed=False))
@@ -255,9 +263,10 @@ def _deliver_to_newcomers(
 
 
 def _grant(state: TrainerSyncState, policy: SyncPolicy) -> tuple[TrainerSyncState, tuple[TrainerAction, ...]]:
-    if state.ending:
-        return state, ()
     held = outstanding(state)
+    # Nobody runs on a newer version than the published one, so nobody's ceiling is higher than that version's.
+    if state.ending or state.published is None or held >= _ceiling(state, state.published, policy):
+        return state, ()
     ceilings = {
         name: _ceiling(state, view.applied, policy)
         for name, view in state.explorers.items()
@@ -274,12 +283,13 @@ def _grant(state: TrainerSyncState, policy: SyncPolicy) -> tuple[TrainerSyncStat
         held += 1
         heapq.heappush(fewest_open_first, (open_groups + 1, name))
     grants: list[TrainerAction] = []
+    views = dict(state.explorers)
     for name, count in given.items():
         if count:
-            view = state.explorers[name]
-            state = _with(state, name, replace(view, granted=view.granted + count))
+            view = views[name]
+            views[name] = replace(view, granted=view.granted + count)
             grants.append(Grant(name, view.granted + count, view.applied or 0))
-    return state, tuple(grants)
+    return replace(state, explorers=MappingProxyType(views), held=held - state.in_step), tuple(grants)
 
 
 def _ceiling(state: TrainerSyncState, version: int, policy: SyncPolicy) -> int:
@@ -297,4 +307,11 @@ def _known(state: TrainerSyncState, name: str) -> ExplorerView:
 
 
 def _with(state: TrainerSyncState, name: str, view: ExplorerView) -> TrainerSyncState:
-    return replace(state, explorers=MappingProxyType({**state.explorers, name: view}))
+    before = state.explorers.get(name)
+    held = state.held + _held_by(view) - (_held_by(before) if before is not None else 0)
+    return replace(state, explorers=MappingProxyType({**state.explorers, name: view}), held=held)
+
+
+def _held_by(view: ExplorerView) -> int:
+    """Groups that it may still start or that are in the trainer; what one that left had not started is lent to others."""
+    return (max(view.granted, view.received) if view.takes_part else view.received) - view.gone
