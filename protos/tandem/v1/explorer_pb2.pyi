@@ -548,7 +548,7 @@ class PushWeightsRequest(google.protobuf.message.Message):
     CHUNK_FIELD_NUMBER: builtins.int
     @property
     def offer(self) -> protos.tandem.v1.weights_pb2.WeightOffer:
-        """First and once."""
+        """First and once; once more after `need_full`."""
 
     @property
     def chunk(self) -> protos.tandem.v1.weights_pb2.WeightChunk:
@@ -577,6 +577,7 @@ class PushWeightsResponse(google.protobuf.message.Message):
     STAGED_FIELD_NUMBER: builtins.int
     APPLIED_FIELD_NUMBER: builtins.int
     SUPERSEDED_FIELD_NUMBER: builtins.int
+    NEED_FULL_FIELD_NUMBER: builtins.int
     @property
     def accept(self) -> protos.tandem.v1.weights_pb2.WeightAccept:
         """First."""
@@ -597,6 +598,10 @@ class PushWeightsResponse(google.protobuf.message.Message):
     def superseded(self) -> protos.tandem.v1.weights_pb2.WeightSuperseded:
         """A newer one came first."""
 
+    @property
+    def need_full(self) -> protos.tandem.v1.weights_pb2.WeightNeedFull:
+        """The delta is of no use here; offer the full version."""
+
     def __init__(
         self,
         *,
@@ -605,10 +610,11 @@ class PushWeightsResponse(google.protobuf.message.Message):
         staged: protos.tandem.v1.weights_pb2.WeightStaged | None = ...,
         applied: protos.tandem.v1.weights_pb2.WeightApplied | None = ...,
         superseded: protos.tandem.v1.weights_pb2.WeightSuperseded | None = ...,
+        need_full: protos.tandem.v1.weights_pb2.WeightNeedFull | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["accept", b"accept", "applied", b"applied", "message", b"message", "resend", b"resend", "staged", b"staged", "superseded", b"superseded"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["accept", b"accept", "applied", b"applied", "message", b"message", "resend", b"resend", "staged", b"staged", "superseded", b"superseded"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["accept", "resend", "staged", "applied", "superseded"] | None: ...
+    def HasField(self, field_name: typing.Literal["accept", b"accept", "applied", b"applied", "message", b"message", "need_full", b"need_full", "resend", b"resend", "staged", b"staged", "superseded", b"superseded"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["accept", b"accept", "applied", b"applied", "message", b"message", "need_full", b"need_full", "resend", b"resend", "staged", b"staged", "superseded", b"superseded"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["accept", "resend", "staged", "applied", "superseded", "need_full"] | None: ...
 
 global___PushWeightsResponse = PushWeightsResponse
 

@@ -102,8 +102,9 @@ class ExplorerServiceServicer(object):
         """One version of the weights.
 
         Order of messages. Trainer: `offer`, then, after `accept`, `chunk`s in order of offsets. Explorer: `accept` (or the
-        call fails with FAILED_PRECONDITION: lower epoch or version, other layout), `resend` for a corrupt chunk, `staged`
-        when all is verified (repeated every few seconds while the swap waits), then `applied` or `superseded`, and the end.
+        call fails with FAILED_PRECONDITION: lower epoch or version, other layout), `resend` for a corrupt chunk, `need_full`
+        instead of `accept` or after the last chunk when a delta is of no use to it (the trainer then offers the same version
+        again, in full), `staged` when all is verified (repeated every few seconds while the swap waits), then `applied` or `superseded`, and the end.
         The same version twice is answered by `applied` at once.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

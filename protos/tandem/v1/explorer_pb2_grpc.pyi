@@ -49,8 +49,9 @@ class ExplorerServiceStub:
     """One version of the weights.
 
     Order of messages. Trainer: `offer`, then, after `accept`, `chunk`s in order of offsets. Explorer: `accept` (or the
-    call fails with FAILED_PRECONDITION: lower epoch or version, other layout), `resend` for a corrupt chunk, `staged`
-    when all is verified (repeated every few seconds while the swap waits), then `applied` or `superseded`, and the end.
+    call fails with FAILED_PRECONDITION: lower epoch or version, other layout), `resend` for a corrupt chunk, `need_full`
+    instead of `accept` or after the last chunk when a delta is of no use to it (the trainer then offers the same version
+    again, in full), `staged` when all is verified (repeated every few seconds while the swap waits), then `applied` or `superseded`, and the end.
     The same version twice is answered by `applied` at once.
     """
 
@@ -109,8 +110,9 @@ class ExplorerServiceAsyncStub:
     """One version of the weights.
 
     Order of messages. Trainer: `offer`, then, after `accept`, `chunk`s in order of offsets. Explorer: `accept` (or the
-    call fails with FAILED_PRECONDITION: lower epoch or version, other layout), `resend` for a corrupt chunk, `staged`
-    when all is verified (repeated every few seconds while the swap waits), then `applied` or `superseded`, and the end.
+    call fails with FAILED_PRECONDITION: lower epoch or version, other layout), `resend` for a corrupt chunk, `need_full`
+    instead of `accept` or after the last chunk when a delta is of no use to it (the trainer then offers the same version
+    again, in full), `staged` when all is verified (repeated every few seconds while the swap waits), then `applied` or `superseded`, and the end.
     The same version twice is answered by `applied` at once.
     """
 
@@ -175,8 +177,9 @@ class ExplorerServiceServicer(metaclass=abc.ABCMeta):
         """One version of the weights.
 
         Order of messages. Trainer: `offer`, then, after `accept`, `chunk`s in order of offsets. Explorer: `accept` (or the
-        call fails with FAILED_PRECONDITION: lower epoch or version, other layout), `resend` for a corrupt chunk, `staged`
-        when all is verified (repeated every few seconds while the swap waits), then `applied` or `superseded`, and the end.
+        call fails with FAILED_PRECONDITION: lower epoch or version, other layout), `resend` for a corrupt chunk, `need_full`
+        instead of `accept` or after the last chunk when a delta is of no use to it (the trainer then offers the same version
+        again, in full), `staged` when all is verified (repeated every few seconds while the swap waits), then `applied` or `superseded`, and the end.
         The same version twice is answered by `applied` at once.
         """
 

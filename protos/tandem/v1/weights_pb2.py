@@ -25,31 +25,33 @@ _sym_db = _symbol_database.Default()
 from protos.tandem.v1 import experience_pb2 as protos_dot_tandem_dot_v1_dot_experience__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eprotos/tandem/v1/weights.proto\x12\ttandem.v1\x1a!protos/tandem/v1/experience.proto\"g\n\x0bTensorEntry\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x03(\x04\x12\x0e\n\x06offset\x18\x04 \x01(\x04\x12\x0e\n\x06length\x18\x05 \x01(\x04\x12\x0c\n\x04xxh3\x18\x06 \x01(\x0c\"t\n\x08Manifest\x12\'\n\x07tensors\x18\x01 \x03(\x0b\x32\x16.tandem.v1.TensorEntry\x12\x13\n\x0btotal_bytes\x18\x02 \x01(\x04\x12\x15\n\rmanifest_hash\x18\x03 \x01(\t\x12\x13\n\x0blayout_hash\x18\x04 \x01(\t\"\xa3\x01\n\x0bWeightOffer\x12)\n\x07version\x18\x01 \x01(\x0b\x32\x18.tandem.v1.PolicyVersion\x12%\n\x08manifest\x18\x02 \x01(\x0b\x32\x13.tandem.v1.Manifest\x12+\n\x08\x65ncoding\x18\x03 \x01(\x0e\x32\x19.tandem.v1.WeightEncoding\x12\x15\n\rencoded_bytes\x18\x04 \x01(\x04\"9\n\x0bWeightChunk\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12\x0c\n\x04xxh3\x18\x02 \x01(\x06\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"!\n\x0cWeightAccept\x12\x11\n\tresume_at\x18\x01 \x01(\x04\".\n\x0cWeightResend\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12\x0e\n\x06reason\x18\x02 \x01(\t\"#\n\x0cWeightStaged\x12\x13\n\x0bwaiting_for\x18\x01 \x01(\t\"j\n\rWeightApplied\x12)\n\x07version\x18\x01 \x01(\x0b\x32\x18.tandem.v1.PolicyVersion\x12\x17\n\x0freceive_seconds\x18\x02 \x01(\x01\x12\x15\n\rapply_seconds\x18\x03 \x01(\x01\"8\n\x10WeightSuperseded\x12$\n\x02\x62y\x18\x01 \x01(\x0b\x32\x18.tandem.v1.PolicyVersion*K\n\x0eWeightEncoding\x12\x1f\n\x1bWEIGHT_ENCODING_UNSPECIFIED\x10\x00\x12\x18\n\x14WEIGHT_ENCODING_FULL\x10\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eprotos/tandem/v1/weights.proto\x12\ttandem.v1\x1a!protos/tandem/v1/experience.proto\"g\n\x0bTensorEntry\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x03(\x04\x12\x0e\n\x06offset\x18\x04 \x01(\x04\x12\x0e\n\x06length\x18\x05 \x01(\x04\x12\x0c\n\x04xxh3\x18\x06 \x01(\x0c\"t\n\x08Manifest\x12\'\n\x07tensors\x18\x01 \x03(\x0b\x32\x16.tandem.v1.TensorEntry\x12\x13\n\x0btotal_bytes\x18\x02 \x01(\x04\x12\x15\n\rmanifest_hash\x18\x03 \x01(\t\x12\x13\n\x0blayout_hash\x18\x04 \x01(\t\"\xcb\x01\n\x0bWeightOffer\x12)\n\x07version\x18\x01 \x01(\x0b\x32\x18.tandem.v1.PolicyVersion\x12%\n\x08manifest\x18\x02 \x01(\x0b\x32\x13.tandem.v1.Manifest\x12+\n\x08\x65ncoding\x18\x03 \x01(\x0e\x32\x19.tandem.v1.WeightEncoding\x12\x15\n\rencoded_bytes\x18\x04 \x01(\x04\x12&\n\x04\x62\x61se\x18\x05 \x01(\x0b\x32\x18.tandem.v1.PolicyVersion\"9\n\x0bWeightChunk\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12\x0c\n\x04xxh3\x18\x02 \x01(\x06\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"!\n\x0cWeightAccept\x12\x11\n\tresume_at\x18\x01 \x01(\x04\" \n\x0eWeightNeedFull\x12\x0e\n\x06reason\x18\x01 \x01(\t\".\n\x0cWeightResend\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12\x0e\n\x06reason\x18\x02 \x01(\t\"#\n\x0cWeightStaged\x12\x13\n\x0bwaiting_for\x18\x01 \x01(\t\"j\n\rWeightApplied\x12)\n\x07version\x18\x01 \x01(\x0b\x32\x18.tandem.v1.PolicyVersion\x12\x17\n\x0freceive_seconds\x18\x02 \x01(\x01\x12\x15\n\rapply_seconds\x18\x03 \x01(\x01\"8\n\x10WeightSuperseded\x12$\n\x02\x62y\x18\x01 \x01(\x0b\x32\x18.tandem.v1.PolicyVersion*\x86\x01\n\x0eWeightEncoding\x12\x1f\n\x1bWEIGHT_ENCODING_UNSPECIFIED\x10\x00\x12\x18\n\x14WEIGHT_ENCODING_FULL\x10\x01\x12\x19\n\x15WEIGHT_ENCODING_DELTA\x10\x02\x12\x1e\n\x1aWEIGHT_ENCODING_DELTA_ZSTD\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.tandem.v1.weights_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_WEIGHTENCODING']._serialized_start=814
-  _globals['_WEIGHTENCODING']._serialized_end=889
+  _globals['_WEIGHTENCODING']._serialized_start=889
+  _globals['_WEIGHTENCODING']._serialized_end=1023
   _globals['_TENSORENTRY']._serialized_start=80
   _globals['_TENSORENTRY']._serialized_end=183
   _globals['_MANIFEST']._serialized_start=185
   _globals['_MANIFEST']._serialized_end=301
   _globals['_WEIGHTOFFER']._serialized_start=304
-  _globals['_WEIGHTOFFER']._serialized_end=467
-  _globals['_WEIGHTCHUNK']._serialized_start=469
-  _globals['_WEIGHTCHUNK']._serialized_end=526
-  _globals['_WEIGHTACCEPT']._serialized_start=528
-  _globals['_WEIGHTACCEPT']._serialized_end=561
-  _globals['_WEIGHTRESEND']._serialized_start=563
-  _globals['_WEIGHTRESEND']._serialized_end=609
-  _globals['_WEIGHTSTAGED']._serialized_start=611
-  _globals['_WEIGHTSTAGED']._serialized_end=646
-  _globals['_WEIGHTAPPLIED']._serialized_start=648
-  _globals['_WEIGHTAPPLIED']._serialized_end=754
-  _globals['_WEIGHTSUPERSEDED']._serialized_start=756
-  _globals['_WEIGHTSUPERSEDED']._serialized_end=812
+  _globals['_WEIGHTOFFER']._serialized_end=507
+  _globals['_WEIGHTCHUNK']._serialized_start=509
+  _globals['_WEIGHTCHUNK']._serialized_end=566
+  _globals['_WEIGHTACCEPT']._serialized_start=568
+  _globals['_WEIGHTACCEPT']._serialized_end=601
+  _globals['_WEIGHTNEEDFULL']._serialized_start=603
+  _globals['_WEIGHTNEEDFULL']._serialized_end=635
+  _globals['_WEIGHTRESEND']._serialized_start=637
+  _globals['_WEIGHTRESEND']._serialized_end=683
+  _globals['_WEIGHTSTAGED']._serialized_start=685
+  _globals['_WEIGHTSTAGED']._serialized_end=720
+  _globals['_WEIGHTAPPLIED']._serialized_start=722
+  _globals['_WEIGHTAPPLIED']._serialized_end=828
+  _globals['_WEIGHTSUPERSEDED']._serialized_start=830
+  _globals['_WEIGHTSUPERSEDED']._serialized_end=886
 # @@protoc_insertion_point(module_scope)

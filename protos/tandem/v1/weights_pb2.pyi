@@ -30,6 +30,17 @@ class _WeightEncodingEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper.
     """Not set; refused."""
     WEIGHT_ENCODING_FULL: _WeightEncoding.ValueType  # 1
     """Every byte of every tensor, at the offsets of the manifest."""
+    WEIGHT_ENCODING_DELTA: _WeightEncoding.ValueType  # 2
+    """The words (elements of tensors, as bits) that differ from those of the offer's base, with their positions. Tensors
+    that follow one another with words of one size form a span, cut into blocks of 65,536 words; spans and blocks follow
+    from the manifest. The bytes, all little endian: uint32 changed words of each block; uint16 positions in their block
+    of all changed words, increasing; the new words, span by span. Always fewer bytes than the full version.
+    """
+    WEIGHT_ENCODING_DELTA_ZSTD: _WeightEncoding.ValueType  # 3
+    """As WEIGHT_ENCODING_DELTA, for slow links, in one zstd frame that tells its content's size: positions as differences
+    to the one before (modulo 2^16, the first to 0), words as differences to the base's (modulo their size); positions,
+    and the words of each span, byte plane by byte plane: all low bytes, then all second bytes, and so on.
+    """
 
 class WeightEncoding(_WeightEncoding, metaclass=_WeightEncodingEnumTypeWrapper):
     """How the bytes of a push become the bytes of a version."""
@@ -38,6 +49,17 @@ WEIGHT_ENCODING_UNSPECIFIED: WeightEncoding.ValueType  # 0
 """Not set; refused."""
 WEIGHT_ENCODING_FULL: WeightEncoding.ValueType  # 1
 """Every byte of every tensor, at the offsets of the manifest."""
+WEIGHT_ENCODING_DELTA: WeightEncoding.ValueType  # 2
+"""The words (elements of tensors, as bits) that differ from those of the offer's base, with their positions. Tensors
+that follow one another with words of one size form a span, cut into blocks of 65,536 words; spans and blocks follow
+from the manifest. The bytes, all little endian: uint32 changed words of each block; uint16 positions in their block
+of all changed words, increasing; the new words, span by span. Always fewer bytes than the full version.
+"""
+WEIGHT_ENCODING_DELTA_ZSTD: WeightEncoding.ValueType  # 3
+"""As WEIGHT_ENCODING_DELTA, for slow links, in one zstd frame that tells its content's size: positions as differences
+to the one before (modulo 2^16, the first to 0), words as differences to the base's (modulo their size); positions,
+and the words of each span, byte plane by byte plane: all low bytes, then all second bytes, and so on.
+"""
 global___WeightEncoding = WeightEncoding
 
 @typing.final
@@ -122,10 +144,11 @@ class WeightOffer(google.protobuf.message.Message):
     MANIFEST_FIELD_NUMBER: builtins.int
     ENCODING_FIELD_NUMBER: builtins.int
     ENCODED_BYTES_FIELD_NUMBER: builtins.int
+    BASE_FIELD_NUMBER: builtins.int
     encoding: global___WeightEncoding.ValueType
     """How the chunks are encoded."""
     encoded_bytes: builtins.int
-    """Bytes that all chunks carry together; for WEIGHT_ENCODING_FULL the manifest's total_bytes."""
+    """Bytes that all chunks carry together; for WEIGHT_ENCODING_FULL the manifest's total_bytes, else fewer."""
     @property
     def version(self) -> protos.tandem.v1.experience_pb2.PolicyVersion:
         """The version on offer."""
@@ -134,6 +157,10 @@ class WeightOffer(google.protobuf.message.Message):
     def manifest(self) -> global___Manifest:
         """What the receiver will hold when the push is complete."""
 
+    @property
+    def base(self) -> protos.tandem.v1.experience_pb2.PolicyVersion:
+        """Of a delta: the version that it is a delta to, by its manifest_hash; absent for WEIGHT_ENCODING_FULL."""
+
     def __init__(
         self,
         *,
@@ -141,9 +168,10 @@ class WeightOffer(google.protobuf.message.Message):
         manifest: global___Manifest | None = ...,
         encoding: global___WeightEncoding.ValueType = ...,
         encoded_bytes: builtins.int = ...,
+        base: protos.tandem.v1.experience_pb2.PolicyVersion | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["manifest", b"manifest", "version", b"version"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["encoded_bytes", b"encoded_bytes", "encoding", b"encoding", "manifest", b"manifest", "version", b"version"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["base", b"base", "manifest", b"manifest", "version", b"version"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["base", b"base", "encoded_bytes", b"encoded_bytes", "encoding", b"encoding", "manifest", b"manifest", "version", b"version"]) -> None: ...
 
 global___WeightOffer = WeightOffer
 
@@ -190,6 +218,24 @@ class WeightAccept(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["resume_at", b"resume_at"]) -> None: ...
 
 global___WeightAccept = WeightAccept
+
+@typing.final
+class WeightNeedFull(google.protobuf.message.Message):
+    """The receiver cannot use the delta: another offer of the same version, WEIGHT_ENCODING_FULL, follows on the same stream."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REASON_FIELD_NUMBER: builtins.int
+    reason: builtins.str
+    """Why: it does not hold the base, or what came of the delta is not what the manifest says."""
+    def __init__(
+        self,
+        *,
+        reason: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["reason", b"reason"]) -> None: ...
+
+global___WeightNeedFull = WeightNeedFull
 
 @typing.final
 class WeightResend(google.protobuf.message.Message):
