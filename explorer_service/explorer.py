@@ -37,7 +37,7 @@ from common.sync.events import (
 )
 from common.sync.explorer_machine import ExplorerSyncState
 from common.sync.policy import SyncPolicy
-from common.wire.experiences import batch_to_proto
+from common.wire.experiences import batch_to_wire
 from explorer_service.evaluation import Evaluator
 from explorer_service.experience_stream import ExperienceStream
 from explorer_service.explore_metrics import ExploreMetrics
@@ -207,8 +207,7 @@ class Explorer:
         explorer = self._config.explorer
 
         def make_batch(sequence: int) -> bytes:
-            message = batch_to_proto(explorer.id, sequence, groups, send_text=explorer.send_text)
-            return message.SerializeToString()
+            return batch_to_wire(explorer.id, sequence, groups, send_text=explorer.send_text)
 
         spool = self._spool.counters
         state = {"progress": self._progress.state(self.state)}

@@ -13,6 +13,7 @@ from typing import Protocol, TypeVar
 
 import grpc
 import structlog
+from google.protobuf.message import Message
 
 from common.config.root import TandemConfig
 from common.errors import (
@@ -41,10 +42,11 @@ from common.sync.events import (
 )
 from common.tasks import task_scope
 from common.weights.version import PolicyVersion
-from common.wire.experiences import batch_from_proto
+from common.wire.bulk import BatchView, parse_stream_response
+from common.wire.experiences import batch_from_view
 from common.wire.revision import PROTOCOL_REVISION
 from common.wire.versions import version_from_proto
-from protos.tandem.v1 import experience_pb2, explorer_pb2
+from protos.tandem.v1 import explorer_pb2
 from trainer_service.buffer.queue import GroupQueue
 from trainer_service.publish.publication import Delivery, Publication, Publisher
 from trainer_service.sync_driver import SyncDriver
@@ -52,7 +54,11 @@ from trainer_service.sync_driver import SyncDriver
 log = structlog.get_logger(__name__)
 
 Response = TypeVar("Response")
-Call = grpc.aio.StreamStreamCall[explorer_pb2.StreamExperiencesRequest, explorer_pb2.StreamExperiencesResponse]
+Call = grpc.aio.StreamStreamCall[Message, bytes]
+
+STREAM_METHOD = "/tandem.v1.ExplorerService/StreamExperiences"
+DECODED_INLINE_BYTES = 256 << 10
+"""Batches up to here are decoded on the event loop, in well under a millisecond; larger ones in a thread."""
 
 WORTH_ANOTHER_TRY = (PeerUnavailable, WaitTimedOut, PeerFailed, ShuttingDown)
 """What a restart of the explorer, or of the network, can mend. Anything else ends the run."""
@@ -166,7 +172,12 @@ class ExplorerLink:
 
     async def _stream(self) -> None:
         self._outbox = asyncio.Queue()
-        call = self._stub.StreamExperiences()
+        # Responses come as their wire bytes: gRPC turns an error of a deserializer into an end of the stream.
+        call = self._channel.stream_stream(
+            STREAM_METHOD,
+            request_serializer=explorer_pb2.StreamExperiencesRequest.SerializeToString,
+            response_deserializer=bytes,
+        )()
         try:
             async with task_scope() as tasks:
                 self._tasks = tasks
@@ -192,14 +203,15 @@ class ExplorerLink:
     async def _read_all(self, call: Call) -> None:
         await call.write(explorer_pb2.StreamExperiencesRequest(open=self._opening()))
         async with self._status.waiting(f"the hello of explorer {self.address}", QUICK_CALL_SECONDS):
-            first = await read(call)
-        if first is None or first.WhichOneof("message") != "hello":
+            first = await self._read(call)
+        if not isinstance(first, explorer_pb2.StreamExperiencesResponse) or first.WhichOneof("message") != "hello":
             raise ProtocolViolation(f"explorer {self.address} did not open its stream with a hello")
         self._greet(first.hello)
-        while (response := await read(call)) is not None:
+        while (response := await self._read(call)) is not None:
+            if isinstance(response, BatchView):
+                await self._take_in(response)
+                continue
             match response.WhichOneof("message"):
-                case "batch":
-                    self._take_in(response.batch)
                 case "metrics":
                     self._observer.explorer_metrics(self.explorer_id, dict(response.metrics.values))
                 case "finished":
@@ -208,6 +220,10 @@ class ExplorerLink:
                     self._sync.feed(ExplorerFinished(self.explorer_id))
                 case other:
                     raise ProtocolViolation(f"explorer {self.explorer_id}: unexpected {other} in its stream")
+
+    async def _read(self, call: Call) -> explorer_pb2.StreamExperiencesResponse | BatchView | None:
+        data = await read(call)
+        return parse_stream_response(data) if data is not None else None
 
     def _opening(self) -> explorer_pb2.StreamOpen:
         # Before the first hello the name is not known; the explorer then replays from the start, and what is there
@@ -259,10 +275,13 @@ class ExplorerLink:
             )
         )
 
-    def _take_in(self, message: experience_pb2.ExperienceBatch) -> None:
+    async def _take_in(self, view: BatchView) -> None:
         account = self._queue.account(self.explorer_id)
         try:
-            batch = batch_from_proto(message, self._config.limits)
+            if len(view.columns) <= DECODED_INLINE_BYTES:
+                batch = batch_from_view(view, self._config.limits)
+            else:
+                batch = await asyncio.to_thread(batch_from_view, view, self._config.limits)
         except CorruptData as error:
             resend = explorer_pb2.Resend(from_sequence=account.received_through + 1, reason=error.message)
             log.warning("batch_corrupt", explorer=self.explorer_id, error=error.message)

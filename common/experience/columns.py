@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -88,10 +89,23 @@ class Columns:
         """Experiences `start` to `stop - 1`, as views; only the offsets are copied."""
         first_token, end_token = self.token_offsets[start], self.token_offsets[stop]
         responses = self.response_offsets
-        first_response, end_response = responses[start], responses[stop]
+        return self._part((start, stop), (first_token, end_token), (responses[start], responses[stop]))
+
+    def split(self, counts: Sequence[int]) -> Iterator[Columns]:
+        """Runs of so many experiences, one after the other, as `slice` gives them."""
+        bounds = _offsets(np.array(counts, np.int64))
+        edges = zip(
+            bounds.tolist(), self.token_offsets[bounds].tolist(), self.response_offsets[bounds].tolist(), strict=True
+        )
+        for (start, token, response), (stop, end_token, end_response) in pairwise(edges):
+            yield self._part((start, stop), (token, end_token), (response, end_response))
+
+    def _part(self, rows: tuple[int, int], tokens: tuple[int, int], responses: tuple[int, int]) -> Columns:
+        start, stop = rows
+        first_response, end_response = responses
         return Columns(
-            tokens=self.tokens[first_token:end_token],
-            token_offsets=self.token_offsets[start : stop + 1] - first_token,
+            tokens=self.tokens[tokens[0] : tokens[1]],
+            token_offsets=self.token_offsets[start : stop + 1] - tokens[0],
             prompt_lengths=self.prompt_lengths[start:stop],
             action_mask=self.action_mask[first_response:end_response],
             logprobs=self.logprobs[first_response:end_response],
@@ -152,8 +166,13 @@ def concat(parts: Sequence[Columns]) -> Columns:
 
 def encode(columns: Columns) -> bytes:
     """The safetensors file image of these columns: one copy of the data."""
+    return b"".join(encode_pieces(columns))
+
+
+def encode_pieces(columns: Columns) -> list[bytes | memoryview]:
+    """What `encode` joins, for those who put more around it: nothing is copied that lies in one piece."""
     arrays = {name: np.ascontiguousarray(getattr(columns, name), dtype) for name, dtype in DTYPES.items()}
-    return b"".join([build_header(arrays), *(arrays[name].data for name in DTYPES)])
+    return [build_header(arrays), *(arrays[name].data for name in DTYPES)]
 
 
 def decode(data: bytes | memoryview, limits: LimitsConfig) -> Columns:
@@ -162,7 +181,7 @@ def decode(data: bytes | memoryview, limits: LimitsConfig) -> Columns:
     Raises LimitExceeded (`limits.batch_experiences`, `limits.experience_tokens`, the header's size) or MalformedData.
     """
     view = memoryview(data).cast("B")
-    if len(view) and np.frombuffer(view, np.uint8).ctypes.data % LENGTH_BYTES:
+    if len(view) and np.frombuffer(view, np.uint8).__array_interface__["data"][0] % LENGTH_BYTES:
         view = memoryview(bytes(view))
     arrays = parse_header(view)
     check_columns(arrays, limits.batch_experiences, limits.experience_tokens)

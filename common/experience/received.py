@@ -43,10 +43,15 @@ class ReceivedGroup:
     failed_rollouts: int = 0
     """Rollouts that failed and are not in it."""
 
-    @property
-    def oldest_version(self) -> int:
-        """Policy step of the oldest token in the group."""
-        return int(self.columns.oldest_versions.min())
+    oldest_version: int = field(init=False)
+    """Policy step of the oldest token in the group."""
+    newest_version: int = field(init=False)
+    """Policy step of the newest token in the group."""
+
+    def __post_init__(self) -> None:
+        """Kept, not computed: a queue asks each of its groups whenever something has changed."""
+        object.__setattr__(self, "oldest_version", int(self.columns.oldest_versions.min()))
+        object.__setattr__(self, "newest_version", int(self.columns.newest_versions.max()))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

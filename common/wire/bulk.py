@@ -1,4 +1,4 @@
-"""Wire bytes of the two bulk messages without upb's copies.
+"""Wire bytes of the bulk messages, chunks of weights and batches of experiences, without upb's copies.
 
 Building and serializing a proto with a large bytes field costs 4 to 5 copies of it, parsing 2. gRPC takes any function
 as serializer, so the field's bytes are joined once on the way out, and sliced out of the message on the way in. What is
@@ -9,12 +9,13 @@ Encoding: https://protobuf.dev/programming-guides/encoding/.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from google.protobuf.message import DecodeError, Message
 
 from common.errors import MalformedData
-from protos.tandem.v1 import explorer_pb2
+from protos.tandem.v1 import experience_pb2, explorer_pb2
 
 # Tags: field number << 3 | wire type (0 varint, 1 eight bytes, 2 length-delimited).
 BATCH_TAG = explorer_pb2.StreamExperiencesResponse.BATCH_FIELD_NUMBER << 3 | 2
@@ -22,6 +23,10 @@ CHUNK_TAG = explorer_pb2.PushWeightsRequest.CHUNK_FIELD_NUMBER << 3 | 2
 OFFSET_TAG = 1 << 3 | 0
 XXH3_TAG = 2 << 3 | 1
 DATA_TAG = 3 << 3 | 2
+COLUMNS_TAG = experience_pb2.ExperienceBatch.COLUMNS_FIELD_NUMBER << 3 | 2
+COLUMNS_XXH3_TAG = experience_pb2.ExperienceBatch.COLUMNS_XXH3_FIELD_NUMBER << 3 | 1
+FIXED_BYTES = {1: 8, 5: 4}
+"""Of the wire types whose values have one size."""
 XXH3_BYTES = 8
 UINT64_END = 1 << 64
 
@@ -35,6 +40,16 @@ class ChunkView:
     xxh3: int
     """xxh3-64 (seed 0) of `data`, as the sender claims; not verified yet."""
     data: memoryview
+    """uint8, read-only; keeps the whole message in memory."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BatchView:
+    """An `ExperienceBatch` whose columns still lie in the message that it came in."""
+
+    fields: experience_pb2.ExperienceBatch
+    """Everything else of it; its own `columns` may be empty."""
+    columns: memoryview
     """uint8, read-only; keeps the whole message in memory."""
 
 
@@ -69,6 +84,33 @@ def parse_push_request(data: bytes) -> explorer_pb2.PushWeightsRequest | ChunkVi
 def wrap_batch(batch: bytes) -> bytes:
     """Wire bytes of `StreamExperiencesResponse{batch}` around a serialized ExperienceBatch: one copy of it."""
     return b"".join((bytes((BATCH_TAG,)), _varint(len(batch)), batch))
+
+
+def serialize_batch(
+    fields: experience_pb2.ExperienceBatch, columns: Sequence[memoryview | bytes], columns_xxh3: int
+) -> bytes:
+    """Wire bytes of an ExperienceBatch with these fields and the joined pieces as its columns: one copy of them.
+
+    `fields` has neither `columns` nor `columns_xxh3`: these are the last ones, so they follow what upb writes.
+    """
+    size = sum(memoryview(piece).nbytes for piece in columns)
+    checksum = bytes((COLUMNS_XXH3_TAG,)) + columns_xxh3.to_bytes(XXH3_BYTES, "little") if columns_xxh3 else b""
+    prefix = bytes((COLUMNS_TAG,)) + _varint(size) if size else b""
+    return b"".join((fields.SerializeToString(), prefix, *columns, checksum))
+
+
+def parse_stream_response(data: bytes) -> explorer_pb2.StreamExperiencesResponse | BatchView:
+    """An explorer's message from its wire bytes; a batch always comes as a view. Raises MalformedData."""
+    try:
+        batch = _parse_plain_batch(data)
+        if batch is not None:
+            return batch
+        message = explorer_pb2.StreamExperiencesResponse.FromString(data)
+    except DecodeError as error:
+        raise MalformedData(f"{len(data)} bytes that are no StreamExperiencesResponse") from error
+    if message.WhichOneof("message") == "batch":
+        return BatchView(message.batch, memoryview(message.batch.columns))
+    return message
 
 
 def serialize_or_pass(message: Message | bytes) -> bytes:
@@ -123,3 +165,49 @@ def _parse_plain_chunk(data: bytes) -> ChunkView | None:
         payload = memoryview(data)[read[1] : read[1] + read[0]]
         position = read[1] + read[0]
     return ChunkView(offset, xxh3, payload) if position == len(data) else None
+
+
+def _parse_plain_batch(data: bytes) -> BatchView | None:
+    """The batch of a message that is nothing else, with its columns in one piece; None for every other message.
+
+    upb reads all but the columns, so that it alone decides what is valid. Raises DecodeError.
+    """
+    if not data or data[0] != BATCH_TAG:
+        return None
+    outer = _read_varint(data, 1)
+    if outer is None or outer[0] != len(data) - outer[1]:
+        return None
+    position = outer[1]
+    found: tuple[int, int, int] | None = None
+    while position < len(data):
+        begin = position
+        tag = _read_varint(data, begin)
+        value = _skip_value(data, *tag) if tag is not None else None
+        if tag is None or value is None:
+            return None
+        content, position = value
+        if tag[0] == COLUMNS_TAG:
+            if found is not None:
+                return None
+            found = (begin, content, position)
+    if found is None:
+        return None
+    begin, content, end = found
+    view = memoryview(data)
+    fields = experience_pb2.ExperienceBatch.FromString(b"".join((view[outer[1] : begin], view[end:])))
+    return BatchView(fields, view[content:end])
+
+
+def _skip_value(data: bytes, tag: int, position: int) -> tuple[int, int] | None:
+    """Where the value at `position` begins and ends, its length left out; None where it is cut off or a group."""
+    match tag & 7:
+        case 0:
+            read = _read_varint(data, position)
+            return (position, read[1]) if read is not None else None
+        case 2:
+            read = _read_varint(data, position)
+            return (read[1], read[1] + read[0]) if read is not None and read[0] <= len(data) - read[1] else None
+        case fixed if fixed in FIXED_BYTES:
+            end = position + FIXED_BYTES[fixed]
+            return (position, end) if end <= len(data) else None
+    return None

@@ -95,8 +95,7 @@ class GroupQueue:
         self.accounts = {name: ExplorerAccount.restore(name, account) for name, account in state.items()}
 
     def _why_unusable(self, group: ReceivedGroup, step: int) -> str | None:
-        newest = int(group.columns.newest_versions.max())
-        if not self.lineage.holds(group.run_epoch, newest):
+        if not self.lineage.holds(group.run_epoch, group.newest_version):
             return LOST_LINEAGE
         if self._max_staleness is not None and step - 1 - group.oldest_version > self._max_staleness:
             return TOO_STALE

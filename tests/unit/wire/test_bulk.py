@@ -6,7 +6,16 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from common.errors import MalformedData
-from common.wire.bulk import ChunkView, parse_push_request, serialize_or_pass, serialize_push_chunk, wrap_batch
+from common.wire.bulk import (
+    BatchView,
+    ChunkView,
+    parse_push_request,
+    parse_stream_response,
+    serialize_batch,
+    serialize_or_pass,
+    serialize_push_chunk,
+    wrap_batch,
+)
 from protos.tandem.v1 import experience_pb2, explorer_pb2, weights_pb2
 
 uint64 = st.integers(0, 2**64 - 1)
@@ -126,3 +135,96 @@ def test_a_stream_carries_messages_and_wire_bytes() -> None:
     hello = explorer_pb2.StreamExperiencesResponse(hello=explorer_pb2.Hello(incarnation=1))
     assert serialize_or_pass(hello) == hello.SerializeToString()
     assert serialize_or_pass(b"\x12\x00") == b"\x12\x00"
+
+
+def batch_by_upb(data: bytes) -> tuple[bytes, bytes] | None:
+    """The batch without its columns, and these; None where the message is another one."""
+    message = explorer_pb2.StreamExperiencesResponse.FromString(data)
+    if message.WhichOneof("message") != "batch":
+        return None
+    columns = message.batch.columns
+    message.batch.ClearField("columns")
+    return message.batch.SerializeToString(deterministic=True), columns
+
+
+def read_batch(data: bytes) -> tuple[bytes, bytes]:
+    view = parse_stream_response(data)
+    assert isinstance(view, BatchView)
+    rest = experience_pb2.ExperienceBatch()
+    rest.CopyFrom(view.fields)
+    rest.ClearField("columns")
+    return rest.SerializeToString(deterministic=True), bytes(view.columns)
+
+
+@settings(deadline=None)
+@given(uint64, uint64, st.lists(payloads, max_size=3))
+@example(0, 0, [])
+def test_a_batch_is_written_and_read_as_upb_does(sequence: int, xxh3: int, pieces: list[bytes]) -> None:
+    groups = [experience_pb2.ExperienceGroup(task_id="a/1", ordinal=4, experience_count=2)]
+    fields = experience_pb2.ExperienceBatch(explorer_id="e", sequence=sequence, groups=groups)
+    whole = experience_pb2.ExperienceBatch(columns=b"".join(pieces), columns_xxh3=xxh3)
+    whole.MergeFrom(fields)
+    wire = serialize_batch(fields, pieces, xxh3)
+    assert wire == whole.SerializeToString()
+    assert read_batch(wrap_batch(wire)) == batch_by_upb(wrap_batch(wire))
+
+
+@settings(deadline=None)
+@given(st.binary(max_size=64))
+@example(b"\x12\x00")
+@example(b"\x12\x03\x0a\x01\xff")
+@example(b"\x12\x06\x22\x01a\x0a\x01\xff")
+@example(b"\x12\x03\x22\x05a")
+@example(b"\x12\x03\x22\x01a\x0a\x00")
+@example(b"\x12\x05\x22\x01a\x23\x24")
+@example(b"\x12\x05\x22\x01a\x07\x00")
+@example(b"\x12\x05\x22\x01a\x00\x00")
+def test_any_bytes_are_read_as_a_batch_as_upb_does(data: bytes) -> None:
+    try:
+        expected = batch_by_upb(data)
+    except DecodeError:
+        with pytest.raises(MalformedData):
+            parse_stream_response(data)
+        return
+    if expected is None:
+        assert parse_stream_response(data) == explorer_pb2.StreamExperiencesResponse.FromString(data)
+    else:
+        assert read_batch(data) == expected
+
+
+@settings(deadline=None)
+@given(payloads, st.data())
+def test_damaged_batches_are_read_as_upb_does(columns: bytes, data: st.DataObject) -> None:
+    group = experience_pb2.ExperienceGroup(task_id="t", metrics={"m": 1.0})
+    fields = experience_pb2.ExperienceBatch(explorer_id="e", sequence=300, groups=[group])
+    damaged = bytearray(wrap_batch(serialize_batch(fields, [columns], 7)))
+    place = data.draw(st.sampled_from([*range(min(len(damaged), 40)), *range(-12, 0)]))
+    damaged[place] = data.draw(st.integers(0, 255))
+    test_any_bytes_are_read_as_a_batch_as_upb_does.hypothesis.inner_test(bytes(damaged))
+
+
+BATCH_FIELDS = {
+    "id": b"\x0a\x01e",
+    "sequence": b"\x10\x96\x01",
+    "group": b"\x1a\x02\x10\x05",
+    "columns": b"\x22\x03abc",
+    "xxh3": b"\x29" + (5).to_bytes(8, "little"),
+    "unknown fixed32": b"\x7d\1\2\3\4",
+    "unknown bytes": b"\x7a\x02hi",
+}
+
+
+@settings(deadline=None)
+@given(st.lists(st.sampled_from(sorted(BATCH_FIELDS)), max_size=8), st.booleans())
+def test_batches_with_fields_in_any_order_are_read_as_upb_does(names: list[str], twice: bool) -> None:
+    body = b"".join(BATCH_FIELDS[name] for name in names)
+    wire = (b"\x12" + bytes([len(body)]) + body) * (1 + twice)
+    assert read_batch(wire) == batch_by_upb(wire)
+
+
+def test_the_columns_of_a_batch_are_sliced_not_copied() -> None:
+    wire = wrap_batch(serialize_batch(experience_pb2.ExperienceBatch(sequence=1), [b"columns"], 5))
+    view = parse_stream_response(wire)
+    assert isinstance(view, BatchView)
+    assert view.columns.obj is wire
+    assert view.columns.readonly

@@ -10,7 +10,7 @@ from common.config.root import LimitsConfig
 from common.errors import CorruptData, LimitExceeded, MalformedData, TandemError
 from common.experience.experience import ExperienceGroup
 from common.experience.received import ExperienceText
-from common.wire.experiences import batch_from_proto, batch_to_proto, received_to_proto
+from common.wire.experiences import batch_from_proto, batch_to_proto, batch_to_wire, received_to_proto
 from protos.tandem.v1 import experience_pb2
 from tests.support.experience_samples import experience, group, two_experiences
 
@@ -117,3 +117,8 @@ def test_a_batch_that_contradicts_itself_is_refused(
 def test_a_group_without_experiences_is_not_sent() -> None:
     with pytest.raises(MalformedData, match="sums/3"):
         batch_to_proto("explorer-0", 1, [*groups(), group("sums/3", 5, [])], send_text=False)
+
+
+def test_the_wire_bytes_are_those_of_the_message() -> None:
+    wire = batch_to_wire("explorer-0", 9, groups(), send_text=True)
+    assert experience_pb2.ExperienceBatch.FromString(wire) == message()
