@@ -218,7 +218,7 @@ class Explorer:
 
     async def _apply(self, epoch: int, step: int) -> None:
         async with self._evaluator.unpinned():
-            await self._weights.swap_in(epoch, step)
+            applied = await self._weights.swap_in(epoch, step)
         first = self.state.version == (0, 0)
         if first:
             self._start_interrupted()
@@ -226,7 +226,7 @@ class Explorer:
             self._spawn(self._evaluate())
             # It pins the version before anything else runs.
             await asyncio.sleep(0)
-        self.feed(WeightsApplied(epoch, step))
+        self.feed(WeightsApplied(*applied.order))
 
     def _start_interrupted(self) -> None:
         """The groups that were in flight when an earlier incarnation ended are made again."""

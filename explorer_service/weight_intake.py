@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import structlog
 import torch
@@ -19,7 +20,7 @@ from common.checkpoint.manifest_file import verify
 from common.checkpoint.paths import resolve_under
 from common.checkpoint.weights_file import read_weights
 from common.config.root import TandemConfig
-from common.errors import ManifestMismatch, StaleVersion
+from common.errors import ManifestMismatch, ProtocolViolation, StaleEpoch, StaleVersion
 from common.sync.events import WeightsStaged
 from common.weights.finite import check_finite
 from common.weights.manifest import DTYPES, Manifest, build_manifest
@@ -83,7 +84,13 @@ class WeightIntake:
 
         Raises StaleEpoch or StaleVersion for one that is behind, ManifestMismatch for other weights of the same step.
         """
-        await self._spool.call(self._spool.counters.observe_epoch, version.run_epoch)
+        seen = self._spool.counters.run_epoch
+        if version.run_epoch == 0:
+            raise ProtocolViolation("run epochs start at 1")
+        if version.run_epoch < seen:
+            raise StaleEpoch(
+                f"run epoch {version.run_epoch}, but {seen} was seen", epoch=version.run_epoch, newest=seen
+            )
         known = self._staged.version if self._staged is not None else self.live
         if version.order < self.live.order:
             raise StaleVersion(f"version {_shown(version)} was offered, {_shown(self.live)} is live")
@@ -98,7 +105,7 @@ class WeightIntake:
         """The receiver has all bytes: verifies and stages them. Raises CorruptData or NonFiniteWeights."""
         staged = await asyncio.to_thread(self.receiver.finish)
         await asyncio.to_thread(check_finite, staged.tensors)
-        self._stage(StagedVersion(version, staged.tensors, time.monotonic() - began))
+        await self._stage(StagedVersion(version, staged.tensors, time.monotonic() - began))
 
     async def stage_from_disk(self, version: PolicyVersion, relative: str) -> PolicyVersion:
         """Reads, verifies and stages the weights of a checkpoint's folder; returns the version with its hash.
@@ -107,33 +114,38 @@ class WeightIntake:
         """
         began = time.monotonic()
         folder = await asyncio.to_thread(resolve_under, self._root, relative)
-        manifest, tensors = await asyncio.to_thread(self._read, folder, verify_files=not version.manifest_hash)
+        manifest, tensors = await asyncio.to_thread(self._read, folder, version)
         if version.manifest_hash not in {"", manifest.manifest_hash}:
             raise ManifestMismatch(
                 f"{relative} holds weights {manifest.manifest_hash}, and was announced as {version.manifest_hash}"
             )
         found = PolicyVersion(version.run_epoch, version.step, manifest.manifest_hash)
-        self._stage(StagedVersion(found, tensors, time.monotonic() - began))
+        await self._stage(StagedVersion(found, tensors, time.monotonic() - began))
         return found
 
-    async def swap_in(self, epoch: int, step: int) -> None:
-        """Applies the staged version. Raises ManifestMismatch when what is live then is not what was promised."""
+    async def swap_in(self, epoch: int, step: int) -> PolicyVersion:
+        """Applies the staged version, and returns it: this one, or a newer one that was staged since it was ordered.
+
+        Raises ManifestMismatch when what is live then is not what was promised.
+        """
         staged = self._staged
-        if staged is None or staged.version.order != (epoch, step):
+        if staged is None or staged.version.order < (epoch, step):
             raise RuntimeError(f"version {(epoch, step)} is not staged")
         began = time.monotonic()
-        live_hash = await self._engine.apply(staged.tensors, epoch, step)
-        if live_hash != staged.version.manifest_hash:
+        version = staged.version
+        live_hash = await self._engine.apply(staged.tensors, version.run_epoch, version.step)
+        if live_hash != version.manifest_hash:
             raise ManifestMismatch(
-                f"after applying version {_shown(staged.version)} the live weights hash to {live_hash}, "
-                f"not {staged.version.manifest_hash}"
+                f"after applying version {_shown(version)} the live weights hash to {live_hash}, "
+                f"not {version.manifest_hash}"
             )
         self._last_apply = (staged.receive_seconds, time.monotonic() - began)
-        self.live = staged.version
+        self.live = version
         if self._staged is staged:
             self._staged = None
-        log.info("weights_applied", epoch=epoch, step=step, manifest=live_hash[:12])
+        log.info("weights_applied", epoch=version.run_epoch, step=version.step, manifest=live_hash[:12])
         self.changes.notify()
+        return version
 
     def outcome_of(self, order: tuple[int, int]) -> Outcome | None:
         """What became of the version of this (run epoch, step); None while it waits."""
@@ -144,7 +156,9 @@ class WeightIntake:
             return Outcome(newest, False)
         return None
 
-    def _stage(self, staged: StagedVersion) -> None:
+    async def _stage(self, staged: StagedVersion) -> None:
+        # Only now: an epoch is committed for good, so a version that is refused must not bring one in.
+        await self._spool.call(self._spool.counters.observe_epoch, staged.version.run_epoch)
         newest = self._staged.version if self._staged is not None else self.live
         if staged.version.order <= newest.order:
             return
@@ -153,10 +167,12 @@ class WeightIntake:
         self._on_staged(WeightsStaged(staged.version.run_epoch, staged.version.step))
         self.changes.notify()
 
-    def _read(self, folder: object, *, verify_files: bool) -> tuple[Manifest, dict[str, torch.Tensor]]:
-        with leases.hold(folder) as held:  # type: ignore[arg-type]
-            if verify_files:
-                verify(held)
+    def _read(self, folder: Path, version: PolicyVersion) -> tuple[Manifest, dict[str, torch.Tensor]]:
+        with leases.hold(folder) as held:
+            # A promised hash is compared with what was read; without one the files are.
+            step = verify(held, contents=not version.manifest_hash).step
+            if step != version.step:
+                raise ManifestMismatch(f"the checkpoint is of step {step}, and was announced as {_shown(version)}")
             _, tensors = read_weights(held)
             cast = _in_layout(tensors, self._layout)
         check_finite(cast)
