@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field
 
 from common.config.base import Section
@@ -25,3 +27,12 @@ class SyncConfig(Section):
     max_inflight_batches: int = Field(2, ge=1, description="fully_async: explore steps in flight at once.")
     timeout: float = Field(600.0, gt=0, description="Seconds that a wait for the other side's part of a sync may last.")
     chunk_bytes: int = Field(2 << 20, ge=4096, le=16 << 20, description="Bytes of weights a message.")
+    delta: Literal["auto", "off"] = Field(
+        "auto",
+        description="`auto`: each push sends the full version or only what changed, whichever is faster; `off`: always in full.",
+    )
+    delta_history_bytes: int = Field(
+        4 << 30,
+        ge=0,
+        description="Memory for earlier versions that deltas are made from, and for the deltas; below the size of one version there are no deltas.",
+    )
