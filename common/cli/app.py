@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -181,6 +182,8 @@ def _with_name(overrides: Sequence[str] | None, name: str | None) -> list[str]:
 
 def main() -> None:
     """The entry point: an error of ours is a line, not a traceback."""
+    # Read when grpc is imported: what it tells of connections that end would be written over the display.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     try:
         app(prog_name="tandem")
     except KeyboardInterrupt:

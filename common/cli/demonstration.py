@@ -15,6 +15,7 @@ from rich.text import Text
 
 from common.cli.child import LOG_FOLDER
 from common.cli.child_log import log_end
+from common.cli.display import say
 from common.cli.summary import StageSummary
 from common.cli.up import RunResult, run_pair
 from common.config.load import load_config
@@ -49,12 +50,12 @@ def run_demo(name: str, overrides: Sequence[str], seed: int | None, *, from_scra
         root = _configured(path, name, overrides, seed).run.root
         chosen = fresh_name(root, name)
         if chosen != name:
-            console.print(Text(f"{root / name} holds an earlier run; this one is {root / chosen}"), soft_wrap=True)
+            say(console, Text(f"{root / name} holds an earlier run; this one is {root / chosen}"))
         more = [*overrides]
         if from_scratch:
             more.append(f"stages.sft.buffer.path={_quoted(root / chosen / EXAMPLES_NAME)}")
         config = _configured(path, chosen, more, seed)
-    console.print(Text(INTRODUCTION.format(start=START_FROM_SCRATCH if from_scratch else START)), soft_wrap=True)
+    say(console, Text(INTRODUCTION.format(start=START_FROM_SCRATCH if from_scratch else START)))
     if from_scratch:
         _write_examples(config.run.folder, config.run.seed)
     result = run_pair(config)

@@ -20,6 +20,12 @@ PLAIN_QUIET_SECONDS = 60.0
 """Between two plain lines, where nothing has."""
 
 
+def say(console: Console, text: Text) -> None:
+    """Prints a paragraph: wrapped between words on a terminal, one line in a pipe, and there at once."""
+    console.print(text, soft_wrap=not console.is_terminal)
+    console.file.flush()
+
+
 class Display(Protocol):
     """Shows a run to a person."""
 
@@ -86,5 +92,4 @@ class PlainDisplay:
         """See `Display`."""
 
     def _print(self, text: str) -> None:
-        self._console.print(Text(text), soft_wrap=True)
-        self._console.file.flush()
+        say(self._console, Text(text))

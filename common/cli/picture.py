@@ -25,14 +25,14 @@ def line(view: RunView, now: float, monotonic: float) -> str:
     parts = [clock(monotonic - view.began), *_progress(view), *_versions(view)]
     for name, side in _sides(view):
         speed = f" {rate(side.tokens_per_s)}" if side.tokens_per_s is not None else ""
-        parts.append(f"{name} {_state(side)}{speed}")
+        parts.append(f"{name} {_state(view, side, monotonic)}{speed}")
     if view.sync_seconds is not None:
         parts.append(f"sync {duration(view.sync_seconds)}")
     if view.queued_groups:
         parts.append(f"queue {view.queued_groups}")
     if view.dropped:
         parts.append(f"dropped {view.dropped}")
-    return "  ".join([*parts, *_waits(view, now)])
+    return "  ".join([*parts, *_waits(view, now, monotonic)])
 
 
 def _progress(view: RunView) -> Iterator[str]:
@@ -73,9 +73,9 @@ def picture(view: RunView, now: float, monotonic: float) -> RenderableType:
     body.add_column(style="dim", min_width=9)
     body.add_row("reward", _reward(view))
     for name, side in _sides(view):
-        body.add_row(name, _side(view, name, side))
+        body.add_row(name, _side(view, name, side, monotonic))
     body.add_row("exchange", _exchange(view))
-    waits = [Text(f"… {text}", style="yellow") for text in _waits(view, now)]
+    waits = [Text(f"… {text}", style="yellow") for text in _waits(view, now, monotonic)]
     return Group(head, bar, body, *waits)
 
 
@@ -91,9 +91,10 @@ def _reward(view: RunView) -> Text:
     return text
 
 
-def _side(view: RunView, name: str, side: SideView) -> Text:
-    text = Text(_state(side), style="" if side.reachable else "yellow")
-    if side.reason and side.reachable:
+def _side(view: RunView, name: str, side: SideView, monotonic: float) -> Text:
+    runs = side.exit_code is None and not side.is_silent(monotonic)
+    text = Text(_state(view, side, monotonic), style="" if runs else "yellow")
+    if side.reason and runs:
         text.append(f": {side.reason}", style="dim")
     verb = "published" if name == "trainer" else "on"
     if side.version is not None:
@@ -133,10 +134,12 @@ def _sides(view: RunView) -> tuple[tuple[str, SideView], tuple[str, SideView]]:
     return ("trainer", view.trainer), ("explorer", view.explorer)
 
 
-def _state(side: SideView) -> str:
-    if side.reachable:
-        return side.state
-    return "starting" if side.state == "starting" else f"not reachable (was {side.state})"
+def _state(view: RunView, side: SideView, monotonic: float) -> str:
+    if side.exit_code is not None:
+        return "ended" if side.exit_code == 0 else f"ended with exit code {side.exit_code}"
+    if side.is_silent(monotonic):
+        return f"ending (was {side.state})" if view.stopping else f"does not answer (was {side.state})"
+    return side.state
 
 
 def _steps(view: RunView) -> str:
@@ -150,15 +153,15 @@ def _version(side: SideView) -> str:
 def _remaining(view: RunView) -> float | None:
     """By the newest step's time; None before the first steps."""
     few = 3
-    if view.total is None or view.step_seconds is None or not few <= view.step < view.total:
+    if view.stopping or view.total is None or view.step_seconds is None or not few <= view.step < view.total:
         return None
     return (view.total - view.step) * view.step_seconds
 
 
-def _waits(view: RunView, now: float) -> Iterator[str]:
+def _waits(view: RunView, now: float, monotonic: float) -> Iterator[str]:
     for name, side in _sides(view):
         for wait in side.waits:
-            if side.reachable and now - wait.since >= SHOWN_AFTER_SECONDS:
+            if side.answered_lately(monotonic) and now - wait.since >= SHOWN_AFTER_SECONDS:
                 yield f"the {name} waits for {described(wait, now)}"
 
 

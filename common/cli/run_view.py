@@ -15,6 +15,10 @@ from protos.tandem.v1 import explorer_pb2, trainer_pb2
 _KEPT = 400
 """Rewards kept for the picture of the last steps."""
 _MAX_WAITS = 16
+SILENT_SECONDS = 6.0
+"""Above the deadline of one question."""
+LATELY_SECONDS = 2.5
+"""Above the time between two questions."""
 
 
 @dataclass(slots=True)
@@ -28,8 +32,18 @@ class SideView:
     """Step of the version that it published, or runs on; None before the first."""
     waits: tuple[Wait, ...] = ()
     tokens_per_s: float | None = None
-    reachable: bool = False
-    """It has answered, and did so at the last try."""
+    answered: float | None = None
+    """When it answered last, of `time.monotonic()`; None before the first time."""
+    exit_code: int | None = None
+    """None while its process runs."""
+
+    def is_silent(self, now: float) -> bool:
+        """It has answered before, and not for longer than a restart between two stages takes; `now` as `answered`."""
+        return self.answered is not None and now - self.answered > SILENT_SECONDS
+
+    def answered_lately(self, now: float) -> bool:
+        """What it said still holds; `now` as `answered`."""
+        return self.exit_code is None and self.answered is not None and now - self.answered <= LATELY_SECONDS
 
 
 @dataclass(slots=True)
@@ -56,6 +70,12 @@ class RunView:
     sync_seconds: float | None = None
     step_seconds: float | None = None
     dropped: int = 0
+    stopping: bool = False
+    """Both were asked to end."""
+
+    def side(self, name: str) -> SideView:
+        """By the words "trainer" and "explorer"."""
+        return self.trainer if name == "trainer" else self.explorer
 
     @property
     def stage(self) -> str:
@@ -67,7 +87,7 @@ class RunView:
         side = self.trainer
         if status.stage and side.stage and status.stage != side.stage:
             self._next_stage()
-        side.reachable = True
+        side.answered = time.monotonic()
         side.stage = clean(status.stage)
         side.state = state_words(trainer_pb2.TrainerState, status.state)
         side.reason = clean(status.failure or status.reason)
@@ -80,7 +100,7 @@ class RunView:
     def take_explorer(self, status: explorer_pb2.ExplorerServiceGetStatusResponse) -> None:
         """The explorer's status. Raises MalformedData for times that are none."""
         side = self.explorer
-        side.reachable = True
+        side.answered = time.monotonic()
         side.stage = clean(status.stage)
         side.state = state_words(explorer_pb2.ExplorerState, status.state)
         side.reason = clean(status.failure or status.reason)

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.cli.plot import APPLIED, HELD_OUT_REWARD, PUBLISHED, STALENESS, TRAINING_REWARD, curve
 from common.cli.words import number, rate
 from common.config.root import TandemConfig
 from common.config.stages import result_folder
@@ -15,7 +14,7 @@ from common.monitor.build import metrics_folder
 from common.monitor.jsonl import read_records
 from common.monitor.sink import MetricRecord
 
-_EXPLORED = ("explore/policy_version", "eval/policy_version", APPLIED)
+_EXPLORED = ("explore/policy_version", "eval/policy_version", "sync/applied_version")
 """Metrics that name a version which an explorer ran on."""
 
 
@@ -76,6 +75,9 @@ def stage_records(config: TandemConfig) -> list[MetricRecord]:
 
 def summarize(config: TandemConfig, records: Sequence[MetricRecord]) -> StageSummary:
     """The summary of one stage's configuration and records."""
+    # Imported here: matplotlib takes seconds, which nobody should wait for before a run starts.
+    from common.cli.plot import HELD_OUT_REWARD, PUBLISHED, STALENESS, TRAINING_REWARD, curve  # noqa: PLC0415 - see above
+
     own = [record for record in records if record.source == "trainer"]
     explorers = [record for record in records if record.source != "trainer"]
     reward = curve(own, TRAINING_REWARD).values

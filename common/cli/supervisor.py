@@ -62,13 +62,16 @@ class Supervisor:
     def __init__(self, children: Sequence[Child], notice: Callable[[str], None], patience: Patience) -> None:
         """`notice` gets a sentence whenever something happens that a person should see."""
         self.signal: int | None = None
+        """The first signal that came."""
         self._children = tuple(children)
         self._notice = notice
         self._patience = patience
         self._failures: list[Failure] = []
         self._deadline: tuple[float, Callable[[], None]] | None = None
         self._wake = asyncio.Event()
-        self._stopping = False
+        self.stopping = False
+        """Both were asked to end."""
+        self._killed = False
 
     def interrupt(self, number: int) -> None:
         """A signal has come: the first is passed on, the second kills."""
@@ -101,14 +104,17 @@ class Supervisor:
         return self._outcome()
 
     def _ended(self, child: Child, code: int, *, still_running: bool) -> None:
-        asked_to = self._stopping and code in {EXIT_SIGNAL_BASE + signal.SIGTERM, EXIT_SIGNAL_BASE + (self.signal or 0)}
+        asked_for = {EXIT_SIGNAL_BASE + signal.SIGTERM, EXIT_SIGNAL_BASE + (self.signal or 0)}
+        if self._killed:
+            asked_for.add(EXIT_SIGNAL_BASE + signal.SIGKILL)
+        asked_to = self.stopping and code in asked_for
         if code == EXIT_FINISHED or asked_to:
-            if still_running and child.name == "trainer" and not self._stopping:
+            if still_running and child.name == "trainer" and not self.stopping:
                 self._set_deadline(self._patience.follow, self._did_not_follow)
             return
         end = child.log_end()
-        self._failures.append(Failure(child, code, end.lines, end.blames_peer))
-        if not still_running or self._stopping:
+        self._failures.append(Failure(child, code, (*end.lines, *_killed_by(code)), end.blames_peer))
+        if not still_running or self.stopping:
             return
         if end.blames_peer:
             self._set_deadline(self._patience.own_cause, self._stop)
@@ -117,13 +123,13 @@ class Supervisor:
             self._stop()
 
     def _stop(self, number: int = signal.SIGTERM) -> None:
-        self._stopping = True
+        self.stopping = True
         for child in self._children:
             child.send(number)
         self._set_deadline(self._patience.drain, self._drain_took_too_long)
 
     def _kill(self) -> None:
-        self._stopping = True
+        self.stopping = self._killed = True
         for child in self._children:
             child.kill()
 
@@ -153,3 +159,12 @@ class Supervisor:
         if self.signal is not None:
             return Outcome(EXIT_SIGNAL_BASE + self.signal, failures, self.signal)
         return Outcome(failures[0].exit_code if failures else EXIT_FINISHED, failures)
+
+
+def _killed_by(code: int) -> tuple[str, ...]:
+    """What the log of a process that a signal ended cannot say."""
+    number = code - EXIT_SIGNAL_BASE
+    if number not in {int(known) for known in signal.Signals}:
+        return ()
+    why = ", as the system does when memory runs out" if number == signal.SIGKILL else ""
+    return (f"killed by {signal.Signals(number).name}{why}",)

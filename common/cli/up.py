@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from common.cli.child import LOG_FOLDER, Child, start_service
-from common.cli.display import REFRESH_SECONDS, Display, make_display
+from common.cli.display import REFRESH_SECONDS, Display, make_display, say
 from common.cli.effective import effective, explorer_target, trainer_target, write_effective
 from common.cli.run_view import RunView
 from common.cli.summary import StageSummary, stage_records, summarize
@@ -52,8 +52,8 @@ def run_pair(config: TandemConfig, patience: Patience | None = None) -> RunResul
     path = write_effective(config)
     console, errors = Console(highlight=False), Console(stderr=True, highlight=False)
     for name, regime in regimes.items():
-        console.print(Text.assemble((f"{name}: " if len(stages) > 1 else "", "bold"), (regime, "dim")), soft_wrap=True)
-    console.print(Text(f"logs: {config.run.folder / LOG_FOLDER}    configuration: {path}", style="dim"), soft_wrap=True)
+        say(console, Text.assemble((f"{name}: " if len(stages) > 1 else "", "bold"), (regime, "dim")))
+    say(console, Text(f"logs: {config.run.folder / LOG_FOLDER}    configuration: {path}", style="dim"))
     began = time.monotonic()
     view = RunView(config.run.name, tuple(regimes))
     display = make_display(console)
@@ -64,6 +64,9 @@ def run_pair(config: TandemConfig, patience: Patience | None = None) -> RunResul
     seconds = time.monotonic() - began
     for failure in outcome.failures:
         _tell(failure, errors)
+    if outcome.signal is not None:
+        again = f"`tandem up {path}` goes on from the newest checkpoint"
+        say(errors, Text(f"interrupted after {duration(seconds)}; {again}"))
     if outcome.exit_code != 0:
         return RunResult(outcome.exit_code, seconds, ())
     return RunResult(0, seconds, _sum_up(config, stages, seconds, console, errors))
@@ -80,7 +83,7 @@ async def _supervise(config: TandemConfig, path: Path, view: RunView, display: D
         for number in SIGNALS:
             loop.add_signal_handler(number, supervisor.interrupt, number)
         watcher = Watcher(view, trainer_target(config), explorer_target(config), config.limits)
-        showing = [asyncio.create_task(watcher.run()), asyncio.create_task(_show(view, display))]
+        showing = [asyncio.create_task(watcher.run()), asyncio.create_task(_show(view, display, children, supervisor))]
         supervising = asyncio.create_task(supervisor.run())
         try:
             await asyncio.wait({supervising, *showing}, return_when=asyncio.FIRST_COMPLETED)
@@ -100,25 +103,28 @@ async def _supervise(config: TandemConfig, path: Path, view: RunView, display: D
             child.kill()
 
 
-async def _show(view: RunView, display: Display) -> None:
+async def _show(view: RunView, display: Display, children: Sequence[Child], supervisor: Supervisor) -> None:
     while True:
+        view.stopping = supervisor.stopping
+        for child in children:
+            view.side(child.name).exit_code = child.exit_code
         display.show(view)
         await asyncio.sleep(REFRESH_SECONDS)
 
 
 def _tell(failure: Failure, errors: Console) -> None:
     """Which side failed, how, what it said last, and where there is more."""
-    errors.print(Text(f"the {failure.child.name} failed with exit code {failure.exit_code}", style="bold red"))
+    say(errors, Text(f"the {failure.child.name} failed with exit code {failure.exit_code}", style="bold red"))
     for said in failure.lines:
-        errors.print(Text(f"  {said}"), soft_wrap=True)
-    errors.print(Text(f"  log: {failure.child.log}", style="dim"), soft_wrap=True)
+        say(errors, Text(f"  {said}"))
+    say(errors, Text(f"  log: {failure.child.log}", style="dim"))
 
 
 def _sum_up(
     config: TandemConfig, stages: Sequence[TandemConfig], seconds: float, console: Console, errors: Console
 ) -> tuple[StageSummary, ...]:
     """Prints the table, writes the report, and returns the summaries."""
-    # Imported here: matplotlib takes a second, which nobody should wait for before the run starts.
+    # Imported here: matplotlib takes seconds, which nobody should wait for before the run starts.
     from common.cli.report import PAGE_NAME, PLOT_NAME, write_report  # noqa: PLC0415 - see above
 
     records = [stage_records(stage) for stage in stages]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 
 import grpc
@@ -39,16 +40,15 @@ class Watcher:
             open_channel(self._explorer, self._limits) as to_explorer,
             asyncio.TaskGroup() as tasks,
         ):
-            tasks.create_task(self._repeat(lambda: self._ask_trainer(to_trainer), self._lost_trainer))
-            tasks.create_task(self._repeat(lambda: self._ask_explorer(to_explorer), self._lost_explorer))
+            tasks.create_task(self._repeat(lambda: self._ask_trainer(to_trainer)))
+            tasks.create_task(self._repeat(lambda: self._ask_explorer(to_explorer)))
             tasks.create_task(self._follow_metrics(to_trainer))
 
-    async def _repeat(self, ask: Callable[[], Awaitable[None]], lost: Callable[[], None]) -> None:
+    async def _repeat(self, ask: Callable[[], Awaitable[None]]) -> None:
         while True:
-            try:
+            # The view knows when a service answered last, and shows one that has fallen silent.
+            with contextlib.suppress(grpc.aio.AioRpcError, MalformedData):
                 await ask()
-            except (grpc.aio.AioRpcError, MalformedData):
-                lost()
             await asyncio.sleep(POLL_SECONDS)
 
     async def _ask_trainer(self, channel: grpc.aio.Channel) -> None:
@@ -59,18 +59,10 @@ class Watcher:
         request = explorer_pb2.ExplorerServiceGetStatusRequest()
         self._view.take_explorer(await explorer_stub(channel).GetStatus(request, timeout=CALL_SECONDS))
 
-    def _lost_trainer(self) -> None:
-        self._view.trainer.reachable = False
-
-    def _lost_explorer(self) -> None:
-        self._view.explorer.reachable = False
-
     async def _follow_metrics(self, channel: grpc.aio.Channel) -> None:
         """The stream has no deadline: it lasts as long as the stage, and keepalive pings find a dead connection."""
         while True:
-            try:
+            with contextlib.suppress(grpc.aio.AioRpcError):
                 async for record in trainer_stub(channel).WatchMetrics(trainer_pb2.WatchMetricsRequest()):
                     self._view.take_metrics(record.step, record.source, record.values)
-            except grpc.aio.AioRpcError:
-                self._view.trainer.reachable = False
             await asyncio.sleep(RECONNECT_SECONDS)
