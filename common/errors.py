@@ -97,6 +97,13 @@ class ManifestMismatch(PeerError):
     reason = "MANIFEST_MISMATCH"
 
 
+class DeltaUnusable(PeerError):
+    """A delta whose base is not here, or that does not make the promised version of it: the full version is needed."""
+
+    code = grpc.StatusCode.FAILED_PRECONDITION
+    reason = "DELTA_UNUSABLE"
+
+
 class RunMismatch(PeerError):
     """The peer belongs to another run, or has another tokenizer or wire revision."""
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 import xxhash
 
 from common.errors import CorruptData, ProtocolViolation
-from common.weights.buffers import BufferPool
+from common.weights.buffers import BufferPool, ByteArray
+from common.weights.collector import ChunkCollector
 from common.weights.manifest import Manifest, tensor_views
 
 NAMED_TENSORS = 5
@@ -28,81 +27,20 @@ class StagedWeights:
     """CPU tensors by name, views into one buffer, which is used again for a later version once all of them are gone."""
 
 
-class WeightAssembly:
-    """Collects the encoded bytes of one version, in order; of a validated manifest.
-
-    Safe to call from several threads. After `close` or a successful `finish` it takes nothing more.
-    """
+class WeightAssembly(ChunkCollector):
+    """A version that comes in full, in the memory that it stays in; of a validated manifest."""
 
     def __init__(self, manifest: Manifest, encoded_bytes: int, pool: BufferPool | None = None) -> None:
         """Takes the memory. Raises ProtocolViolation when `encoded_bytes` is not what the manifest needs."""
         if encoded_bytes != manifest.total_bytes:
             raise ProtocolViolation(f"{encoded_bytes} encoded bytes for a full version of {manifest.total_bytes}")
         self.manifest = manifest
-        self._buffer: np.ndarray | None = (pool or BufferPool()).take(encoded_bytes)
+        self._pool = pool or BufferPool()
         self._hashes = _RunningHashes(manifest)
-        self._received = 0
-        self._awaits_resend = False
-        self._lock = threading.Lock()
+        super().__init__(self._pool.take(encoded_bytes))
 
-    @property
-    def received(self) -> int:
-        """Bytes that arrived, verified and in order: where a cut stream goes on."""
-        return self._received
-
-    @property
-    def complete(self) -> bool:
-        """Whether all bytes have arrived."""
-        return self._received == self.manifest.total_bytes
-
-    def write(self, offset: int, xxh3: int, data: bytes | memoryview) -> bool:
-        """Puts a chunk in its place; returns whether it was new.
-
-        A chunk that repeats what has arrived is ignored. A corrupt chunk, or one that leaves a gap, raises CorruptData
-        once; `received` stays, the sender is asked for a resend from there, and what was in flight behind the lost
-        chunk is ignored until that arrives. A chunk past the end or partly repeated raises ProtocolViolation, and so
-        does any chunk once another version took this one's place.
-        """
-        with self._lock:
-            if self._buffer is None:
-                raise ProtocolViolation("a chunk of a version that is complete, or that another one replaced")
-            size = len(data)
-            end = offset + size
-            if offset < 0 or size == 0 or end > self.manifest.total_bytes:
-                raise ProtocolViolation(
-                    f"a chunk of {size} bytes at {offset}, of {self.manifest.total_bytes} bytes in all"
-                )
-            if end <= self._received:
-                return False
-            if offset < self._received:
-                raise ProtocolViolation(f"a chunk of {size} bytes at {offset} overlaps the {self._received} received")
-            if offset > self._received:
-                return self._lost(f"a gap: expected byte {self._received}, got {offset}")
-            self._store(offset, end, xxh3, data)
-            return True
-
-    def _store(self, offset: int, end: int, xxh3: int, data: bytes | memoryview) -> None:
-        assert self._buffer is not None  # noqa: S101 - for mypy; `write` has checked it
-        if xxhash.xxh3_64_intdigest(data) != xxh3:
-            # A resend that is corrupt again is a new loss, and must be reported.
-            self._awaits_resend = False
-            self._lost(f"the checksum of the chunk at byte {offset} does not match")
-        self._buffer[offset:end] = np.frombuffer(data, dtype=np.uint8)
-        self._hashes.update(self._buffer.data, offset, end)
-        self._received = end
-        self._awaits_resend = False
-
-    def _lost(self, what: str) -> bool:
-        if self._awaits_resend:
-            return False
-        self._awaits_resend = True
-        raise CorruptData(what, resume_at=self._received)
-
-    def resume(self) -> int:
-        """A new stream goes on with this version: what the old one lost is no longer awaited. Returns `received`."""
-        with self._lock:
-            self._awaits_resend = False
-            return self._received
+    def _stored(self, buffer: ByteArray, offset: int, end: int) -> None:
+        self._hashes.update(buffer.data, offset, end)
 
     def finish(self) -> StagedWeights:
         """The verified version; ends the assembly.
@@ -117,18 +55,17 @@ class WeightAssembly:
             if wrong:
                 self._received = 0
                 self._hashes = _RunningHashes(self.manifest)
-                more = f" and {len(wrong) - NAMED_TENSORS} more" if len(wrong) > NAMED_TENSORS else ""
-                raise CorruptData(
-                    f"not what the manifest says: {', '.join(map(repr, wrong[:NAMED_TENSORS]))}{more}", resume_at=0
-                )
+                raise CorruptData(not_as_promised(wrong), resume_at=0)
+            self._pool.mark(self._buffer, self.manifest.manifest_hash)
             staged = StagedWeights(self.manifest, tensor_views(self.manifest, torch.from_numpy(self._buffer)))
             self._buffer = None
             return staged
 
-    def close(self) -> None:
-        """Gives its memory up; further chunks are refused."""
-        with self._lock:
-            self._buffer = None
+
+def not_as_promised(names: list[str]) -> str:
+    """An error's text about tensors whose bytes are not those of the manifest."""
+    more = f" and {len(names) - NAMED_TENSORS} more" if len(names) > NAMED_TENSORS else ""
+    return f"not what the manifest says: {', '.join(map(repr, names[:NAMED_TENSORS]))}{more}"
 
 
 class _RunningHashes:
