@@ -6,6 +6,7 @@ import itertools
 import json
 import subprocess
 import sys
+import textwrap
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
@@ -27,18 +28,24 @@ EXAMPLES = 20_000
 """Supervised examples of --from-scratch."""
 _EXAMPLES_SECONDS = 120.0
 """They take two."""
+_WIDTH = 100
 _PORTS = ("trainer.address=127.0.0.1:0", "explorer.address=127.0.0.1:0", "explorers=[]")
 """Free ports: a demo runs beside whatever else runs here."""
 
-INTRODUCTION = """\
-Two services train a small language model on this machine: the explorer lets it answer tasks and scores the answers, the
-trainer learns from them and streams the new weights back, over gRPC, after every step.
-The task: a letter says what to do with four digits, such as reversing or sorting them. {start}
-Reward 1 for the right answer, else 0; the mean on held-out tasks, which are never trained on, is the accuracy."""
-START = "The model can do all of it, but ignores\nthe letter: it is right one time in four. Reinforcement teaches it to obey."
-START_FROM_SCRATCH = (
-    "The model starts from random weights:\nsupervised examples (stage sft) first teach it what can be done, then "
-    "reinforcement (stage grpo) teaches it to obey\nthe letter."
+_TASK = (
+    "The task: a letter says what to do with four digits, such as reversing or sorting them. The model has {start} "
+    "The reward is 1 for the right answer, else 0; its mean on held-out tasks, which are never trained on, is the accuracy."
+)
+_INTRODUCTION = (
+    "Two services train a small language model on this machine. The explorer lets it answer tasks and scores the answers; "
+    "the trainer learns from them, and streams the new weights back over gRPC after every step."
+)
+_START = (
+    "learnt all of it, but ignores the letter, so that it is right one time in four. Reinforcement teaches it to obey."
+)
+_START_FROM_SCRATCH = (
+    "learnt nothing yet: supervised examples (stage sft) first show it what can be done with digits, then reinforcement "
+    "(stage grpo) teaches it to obey the letter."
 )
 
 
@@ -47,15 +54,14 @@ def run_demo(name: str, overrides: Sequence[str], seed: int | None, *, from_scra
     console = Console(highlight=False)
     with resources.as_file(resources.files("common.cli.demo")) as folder:
         path = folder / ("from_scratch.yaml" if from_scratch else "demo.yaml")
-        root = _configured(path, name, overrides, seed).run.root
+        root = _configured(path, name, overrides, seed, from_scratch=from_scratch).run.root
         chosen = fresh_name(root, name)
         if chosen != name:
             say(console, Text(f"{root / name} holds an earlier run; this one is {root / chosen}"))
-        more = [*overrides]
-        if from_scratch:
-            more.append(f"stages.sft.buffer.path={_quoted(root / chosen / EXAMPLES_NAME)}")
-        config = _configured(path, chosen, more, seed)
-    say(console, Text(INTRODUCTION.format(start=START_FROM_SCRATCH if from_scratch else START)))
+        config = _configured(path, chosen, overrides, seed, from_scratch=from_scratch)
+    task = _TASK.format(start=_START_FROM_SCRATCH if from_scratch else _START)
+    for paragraph in (_INTRODUCTION, task):
+        say(console, Text(textwrap.fill(paragraph, _WIDTH)))
     if from_scratch:
         _write_examples(config.run.folder, config.run.seed)
     result = run_pair(config)
@@ -96,17 +102,22 @@ def as_json(result: RunResult) -> dict[str, object]:
     }
 
 
-def _configured(path: Path, name: str, overrides: Sequence[str], seed: int | None) -> TandemConfig:
+def _configured(
+    path: Path, name: str, overrides: Sequence[str], seed: int | None, *, from_scratch: bool
+) -> TandemConfig:
     seeds = [f"run.seed={seed}"] if seed is not None else []
-    # The user's own come last and win.
-    config = load_config(path, [*_PORTS, *seeds, *overrides, f"run.name={_quoted(name)}"])
-    if config.monitor.sinks and "jsonl" not in config.monitor.sinks:
+    # The user's own come after ours and win.
+    settings = [*_PORTS, *seeds, *overrides, f"run.name={json.dumps(name)}"]
+    config = load_config(path, [*settings, *_examples(Path(), from_scratch=from_scratch)])
+    if "jsonl" not in config.monitor.sinks:
         raise ConfigError("the demo reads its accuracy from the `jsonl` sink; keep it in `monitor.sinks`")
-    return config
+    return load_config(path, [*settings, *_examples(config.run.folder, from_scratch=from_scratch)])
 
 
-def _quoted(value: str | Path) -> str:
-    return json.dumps(str(value))
+def _examples(folder: Path, *, from_scratch: bool) -> list[str]:
+    """Where stage sft finds what `_write_examples` writes."""
+    path = json.dumps(str(folder / EXAMPLES_NAME))
+    return [f"stages.sft.buffer.path={path}"] if from_scratch else []
 
 
 def _write_examples(folder: Path, seed: int) -> None:

@@ -48,8 +48,9 @@ def _progress(view: RunView) -> Iterator[str]:
 
 
 def _versions(view: RunView) -> Iterator[str]:
-    if view.trainer.version is not None or view.explorer.version is not None:
-        yield f"version {_version(view.trainer)} published, {_version(view.explorer)} applied"
+    if view.published is not None:
+        applied = "-" if view.explorer.version is None else view.explorer.version
+        yield f"version {view.published} published, {applied} applied"
     if view.staleness_mean is not None:
         yield f"staleness {number(view.staleness_mean, 1)}"
 
@@ -96,9 +97,9 @@ def _side(view: RunView, name: str, side: SideView, monotonic: float) -> Text:
     text = Text(_state(view, side, monotonic), style="" if runs else "yellow")
     if side.reason and runs:
         text.append(f": {side.reason}", style="dim")
-    verb = "published" if name == "trainer" else "on"
-    if side.version is not None:
-        text.append(f"   {verb} version {side.version}")
+    verb, version = ("published", view.published) if name == "trainer" else ("on", side.version)
+    if version is not None:
+        text.append(f"   {verb} version {version}")
     if side.tokens_per_s is not None:
         text.append(f"   {rate(side.tokens_per_s)}", style="cyan")
     if name == "explorer" and view.explore_step and "explore step" not in side.reason:
@@ -144,10 +145,6 @@ def _state(view: RunView, side: SideView, monotonic: float) -> str:
 
 def _steps(view: RunView) -> str:
     return str(view.step) if view.total is None else f"{view.step}/{view.total}"
-
-
-def _version(side: SideView) -> str:
-    return "-" if side.version is None else str(side.version)
 
 
 def _remaining(view: RunView) -> float | None:

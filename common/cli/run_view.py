@@ -78,6 +78,12 @@ class RunView:
         return self.trainer if name == "trainer" else self.explorer
 
     @property
+    def published(self) -> int | None:
+        """Step of the newest version; the explorer may have told of it first, as the two are asked at different times."""
+        known = [version for version in (self.trainer.version, self.explorer.version) if version is not None]
+        return max(known, default=None)
+
+    @property
     def stage(self) -> str:
         """The stage that the trainer is in."""
         return self.trainer.stage or self.stages[0]

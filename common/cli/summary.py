@@ -30,7 +30,7 @@ class StageSummary:
     """`eval/reward_mean` of the first evaluation."""
     held_out_end: float | None
     published: int | None
-    """Step of the version that was published last."""
+    """Step of the newest version; the final one is published after the last step's record, so explorers' count too."""
     explorer_versions: int
     """Different policy versions that explorers ran rollouts on, the initial weights among them."""
     train_tokens_per_s: float | None
@@ -82,7 +82,8 @@ def summarize(config: TandemConfig, records: Sequence[MetricRecord]) -> StageSum
     explorers = [record for record in records if record.source != "trainer"]
     reward = curve(own, TRAINING_REWARD).values
     held_out = curve(explorers, HELD_OUT_REWARD).values
-    published = curve(own, PUBLISHED).values
+    explored = _versions(records)
+    published = [int(value) for value in curve(own, PUBLISHED).values]
     result = result_folder(config)
     return StageSummary(
         stage=config.stage_name,
@@ -91,8 +92,8 @@ def summarize(config: TandemConfig, records: Sequence[MetricRecord]) -> StageSum
         reward_last=_last(reward),
         held_out_start=_first(held_out),
         held_out_end=_last(held_out),
-        published=int(published[-1]) if published else None,
-        explorer_versions=len(_versions(records)),
+        published=max(*published, *explored) if published else None,
+        explorer_versions=len(explored),
         train_tokens_per_s=_mean(curve(own, "throughput/train_tokens_per_s").values),
         rollout_tokens_per_s=_mean(_values(explorers, "throughput/rollout_tokens_per_s")),
         staleness_mean=_mean(curve(own, STALENESS).values),

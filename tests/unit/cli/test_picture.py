@@ -86,6 +86,14 @@ def test_a_process_that_has_ended_is_not_shown_as_working() -> None:
     assert "waiting" not in text
 
 
+def test_no_version_is_shown_as_applied_before_it_was_published() -> None:
+    seen = view()
+    status = explorer_status()
+    status.policy_version.step = 7
+    seen.take_explorer(status)
+    assert "version 7 published, 7 applied" in line(seen, time.time(), time.monotonic())
+
+
 def test_a_new_stage_starts_from_nothing() -> None:
     seen = view()
     status = trainer_status()

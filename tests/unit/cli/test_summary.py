@@ -49,7 +49,7 @@ def test_a_stage_is_summed_up_from_its_records(config: TandemConfig) -> None:
     assert summary.steps == 3
     assert (summary.reward_first, summary.reward_last) == (0.2, 0.6)
     assert (summary.held_out_start, summary.held_out_end) == (0.25, 0.75)
-    assert summary.published == 2
+    assert summary.published == 3  # after the last step's record: the last evaluation ran on it
     assert summary.explorer_versions == 3  # 0, 1 and 3
     assert (summary.rollout_tokens_per_s, summary.train_tokens_per_s) == (200.0, 50.0)
     assert (summary.staleness_mean, summary.staleness_max, summary.dropped) == (0.5, 3.0, 4)
