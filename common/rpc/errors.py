@@ -6,6 +6,7 @@ import inspect
 
 import grpc
 from google.protobuf.any_pb2 import Any as AnyMessage
+from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 
 from common import errors
@@ -13,8 +14,14 @@ from common.errors import PeerFailed, PeerUnavailable, ProtocolViolation, Tandem
 
 DOMAIN = "tandem.v1"
 DETAILS_KEY = "grpc-status-details-bin"
-MAX_MESSAGE_CHARACTERS = 1024
-"""gRPC drops metadata above 8 KB without a word; status and details each carry the message."""
+MAX_MESSAGE_BYTES = 1500
+"""As gRPC writes it. Above 8 KiB of metadata a peer may see another error instead of ours; status and details each carry
+the message, and the details a third more for base64."""
+MAX_METADATA_BYTES = 1500
+"""Names and values of the details' metadata together."""
+MAX_VALUE_BYTES = 256
+CUT = "..."
+PRINTABLE = range(0x20, 0x7F)
 
 BY_REASON: dict[str, type[TandemError]] = {
     kind.reason: kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, TandemError)
@@ -23,15 +30,19 @@ UNREACHABLE = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED}
 
 
 def shortened(message: str) -> str:
-    """The message, cut to what fits into a status."""
-    return message if len(message) <= MAX_MESSAGE_CHARACTERS else message[: MAX_MESSAGE_CHARACTERS - 1] + "…"
+    """The message, cut to what fits into a status; what UTF-8 cannot spell (half a surrogate pair) is replaced."""
+    return _cut(message, MAX_MESSAGE_BYTES)
 
 
 def status_details(error: TandemError) -> tuple[tuple[str, bytes]]:
     """The trailing metadata that carries the error's rich details."""
     info = error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN)
-    for name, value in list(error.metadata.items())[:16]:
-        info.metadata[name] = value[:256]
+    room = MAX_METADATA_BYTES
+    for name, value in error.metadata.items():
+        short = _cut(value, MAX_VALUE_BYTES)
+        room -= len(name) + len(short.encode())
+        if room >= 0:
+            info.metadata[name] = short
     packed = AnyMessage()
     packed.Pack(info)
     status = status_pb2.Status(code=error.code.value[0], message=shortened(error.message), details=[packed])
@@ -43,7 +54,9 @@ def from_rpc_error(error: grpc.aio.AioRpcError, peer: str) -> TandemError:
     info = _error_info(error)
     message = f"{peer}: {error.details() or error.code().name}"
     if info is not None and info.domain == DOMAIN and info.reason in BY_REASON:
-        return BY_REASON[info.reason](message, **dict(info.metadata))
+        known = BY_REASON[info.reason](message)
+        known.metadata = dict(info.metadata)
+        return known
     code = error.code()
     if code in UNREACHABLE:
         return PeerUnavailable(message)
@@ -55,12 +68,29 @@ def from_rpc_error(error: grpc.aio.AioRpcError, peer: str) -> TandemError:
 
 
 def _error_info(error: grpc.aio.AioRpcError) -> error_details_pb2.ErrorInfo | None:
+    """The details; None where there are none, or they are no details: the status code says enough then."""
     for key, value in error.trailing_metadata() or ():
         if key != DETAILS_KEY or not isinstance(value, bytes):
             continue
-        status = status_pb2.Status.FromString(value)
-        for detail in status.details:
-            info = error_details_pb2.ErrorInfo()
-            if detail.Unpack(info):
-                return info
+        try:
+            for detail in status_pb2.Status.FromString(value).details:
+                info = error_details_pb2.ErrorInfo()
+                if detail.Unpack(info):
+                    return info
+        except DecodeError:
+            return None
     return None
+
+
+def _cut(text: str, limit: int) -> str:
+    """The text, cut to `limit` bytes as gRPC writes a status message: `%XX` for each byte that is not printable ASCII."""
+    text = text[: limit + 1].encode(errors="replace").decode()
+    widths = [sum(1 if byte in PRINTABLE and byte != ord("%") else 3 for byte in char.encode()) for char in text]
+    if sum(widths) <= limit:
+        return text
+    room = limit - len(CUT)
+    kept = 0
+    while widths[kept] <= room:
+        room -= widths[kept]
+        kept += 1
+    return text[:kept] + CUT

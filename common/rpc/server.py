@@ -29,9 +29,15 @@ class RpcServer:
         """`address` is host:port, port 0 picks a free one; `service` the full name, as `tandem.v1.TrainerService`."""
         self._requested = address
         self._service = service
-        self._server = grpc.aio.server(interceptors=[ErrorInterceptor(limits.streams)], options=server_options(limits))
+        self._calls = ErrorInterceptor(limits.streams)
+        self._server = grpc.aio.server(interceptors=[self._calls], options=server_options(limits))
         self._health = health.aio.HealthServicer()
         self.address = address
+
+    @property
+    def open_calls(self) -> int:
+        """Calls in progress, health checks aside."""
+        return self._calls.open_calls
 
     async def start(self, add_servicer: Callable[[grpc.aio.Server], None]) -> str:
         """Binds, serves, and returns the address with the port that it got. Not SERVING before `set_serving`.
