@@ -38,6 +38,7 @@ from common.sync.events import (
 from common.sync.explorer_machine import ExplorerSyncState
 from common.sync.policy import SyncPolicy
 from common.wire.experiences import batch_to_wire
+from explorer_service.batching import check_group, take_batch
 from explorer_service.evaluation import Evaluator
 from explorer_service.experience_stream import ExperienceStream
 from explorer_service.explore_metrics import ExploreMetrics
@@ -126,10 +127,13 @@ class Explorer:
         return len(self._progress.in_flight)
 
     async def drain(self, timeout: float) -> int:
-        """Starts nothing more; returns the newest sequence number when everything in flight is spooled."""
+        """Starts nothing more; returns the newest sequence number when everything in flight is spooled.
+
+        Groups of an earlier incarnation that wait for the first weights are not in flight: the next one makes them.
+        """
         self.feed(DrainRequested())
         async with self._status.waiting("the groups in flight to finish", timeout):
-            await self._changes.until(lambda: not self.state.in_flight)
+            await self._changes.until(lambda: not self.state.in_flight or bool(self._interrupted))
         return self._spool.counters.last_sequence
 
     def cancel(self) -> None:
@@ -153,10 +157,17 @@ class Explorer:
 
     def _start_groups(self, explore_step: int, count: int, first: int) -> None:
         for index in range(count):
-            if self._order.total is not None and self._progress.next_position >= self._order.total:
+            if self._no_task_is_left():
                 self._events.append(TasksetEnded(explore_step, count - index))
                 return
             self._spawn(self._make_group(self._progress.plan(first + index, explore_step)))
+        if self._no_task_is_left():
+            # At once: at a boundary nobody would ask for another task before a newer version, for which the trainer may
+            # lack the groups that are never made.
+            self._events.append(TasksetEnded(explore_step, 0))
+
+    def _no_task_is_left(self) -> bool:
+        return self._order.total is not None and self._progress.next_position >= self._order.total
 
     async def _make_group(self, plan: GroupPlan) -> None:
         """Makes one group; in place of a task that fails, the next one is done."""
@@ -166,13 +177,16 @@ class Explorer:
                 group = await self._runner.run(
                     task, ordinal=plan.ordinal, explore_step=plan.explore_step, seed=self._config.run.seed
                 )
+                check_group(group, self._config.limits)
             except WorkflowFailed as error:
                 self._note_failed_group(error)
-                if self._order.total is not None and self._progress.next_position >= self._order.total:
+                if self._no_task_is_left():
                     self._progress.done(plan.ordinal)
                     self.feed(GroupFinished(plan.explore_step))
                     return
                 plan = self._progress.replan(plan)
+                if self._no_task_is_left():
+                    self.feed(TasksetEnded(plan.explore_step, 0))
             else:
                 self._failed_in_a_row = 0
                 self._finished_groups.append(group)
@@ -196,15 +210,16 @@ class Explorer:
         if counters.pending_bytes >= limit:
             waiting_for = f"acknowledgements: the spool holds {counters.pending_bytes} of {limit} bytes"
             async with self._status.waiting(waiting_for, None):
-                await self._changes.until(lambda: counters.pending_bytes < limit)
+                await self._changes.until(
+                    lambda: counters.pending_bytes < limit or self.state.draining_for_good  # these are the last
+                )
 
     async def _spool_finished(self) -> None:
         """Commits finished groups as one batch, together with the progress that they make."""
-        count = min(len(self._finished_groups), self._config.explorer.max_groups_per_batch)
-        groups = [self._finished_groups.popleft() for _ in range(count)]
+        explorer = self._config.explorer
+        groups = take_batch(self._finished_groups, explorer.max_groups_per_batch, self._config.limits)
         for group in groups:
             self._progress.done(group.ordinal)
-        explorer = self._config.explorer
 
         def make_batch(sequence: int) -> bytes:
             return batch_to_wire(explorer.id, sequence, groups, send_text=explorer.send_text)
@@ -230,6 +245,8 @@ class Explorer:
 
     def _start_interrupted(self) -> None:
         """The groups that were in flight when an earlier incarnation ended are made again."""
+        if self.state.draining_for_good:
+            return
         for plan in self._interrupted:
             self._spawn(self._make_group(plan))
         self._interrupted = []

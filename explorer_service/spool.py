@@ -32,7 +32,7 @@ Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json
 
 APPLICATION_ID = 0x54444D53
 """'TDMS' in the file's header: tells a spool from any other SQLite file."""
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 LOCK_SECONDS = 5.0
 """A predecessor that is being killed still holds the file for a moment."""
 JOURNAL_BYTES = 1 << 20
@@ -46,7 +46,7 @@ PRAGMA application_id = {APPLICATION_ID};
 PRAGMA user_version = {FORMAT_VERSION};
 CREATE TABLE spool (
     run_name TEXT NOT NULL, explorer_id TEXT NOT NULL, incarnation INTEGER NOT NULL, last_sequence INTEGER NOT NULL,
-    acknowledged INTEGER NOT NULL, run_epoch INTEGER NOT NULL
+    acknowledged INTEGER NOT NULL, acknowledged_groups INTEGER NOT NULL, run_epoch INTEGER NOT NULL
 );
 CREATE TABLE batches (
     sequence INTEGER PRIMARY KEY, group_count INTEGER NOT NULL, created REAL NOT NULL, xxh3 BLOB NOT NULL,
@@ -64,6 +64,7 @@ class _Counts:
     incarnation: int
     last_sequence: int
     acknowledged: int
+    acknowledged_groups: int
     run_epoch: int
     pending_bytes: int
     pending_groups: int
@@ -120,6 +121,11 @@ class Spool:
     def acknowledged(self) -> int:
         """Highest sequence number that was acknowledged; batches up to it are gone."""
         return self._counts.acknowledged
+
+    @property
+    def acknowledged_groups(self) -> int:
+        """Groups in the batches that were acknowledged."""
+        return self._counts.acknowledged_groups
 
     @property
     def run_epoch(self) -> int:
@@ -225,8 +231,12 @@ class Spool:
                 "SELECT total(length(bytes)), total(group_count) FROM batches WHERE sequence <= ?", (through,)
             ).fetchone()
             connection.execute("DELETE FROM batches WHERE sequence <= ?", (through,))
-            connection.execute("UPDATE spool SET acknowledged = ?", (through,))
+            connection.execute(
+                "UPDATE spool SET acknowledged = ?, acknowledged_groups = acknowledged_groups + ?",
+                (through, int(groups)),
+            )
         self._counts.acknowledged = through
+        self._counts.acknowledged_groups += int(groups)
         self._counts.pending_bytes -= int(freed)
         self._counts.pending_groups -= int(groups)
 
@@ -293,7 +303,7 @@ def _create_or_check(connection: sqlite3.Connection, path: Path, run_name: str, 
     connection.execute("BEGIN IMMEDIATE")
     owner = connection.execute("SELECT run_name, explorer_id FROM spool").fetchone()
     if owner is None:
-        connection.execute("INSERT INTO spool VALUES (?, ?, 0, 0, 0, 0)", (run_name, explorer_id))
+        connection.execute("INSERT INTO spool VALUES (?, ?, 0, 0, 0, 0, 0)", (run_name, explorer_id))
     connection.execute("COMMIT")
     if owner not in {None, (run_name, explorer_id)}:
         raise RunMismatch(
@@ -303,11 +313,11 @@ def _create_or_check(connection: sqlite3.Connection, path: Path, run_name: str, 
 
 def _start_incarnation(connection: sqlite3.Connection) -> _Counts:
     connection.execute("UPDATE spool SET incarnation = incarnation + 1")
-    incarnation, last, acknowledged, epoch = connection.execute(
-        "SELECT incarnation, last_sequence, acknowledged, run_epoch FROM spool"
+    incarnation, last, acknowledged, acknowledged_groups, epoch = connection.execute(
+        "SELECT incarnation, last_sequence, acknowledged, acknowledged_groups, run_epoch FROM spool"
     ).fetchone()
     size, groups = connection.execute("SELECT total(length(bytes)), total(group_count) FROM batches").fetchone()
-    return _Counts(incarnation, last, acknowledged, epoch, int(size), int(groups))
+    return _Counts(incarnation, last, acknowledged, acknowledged_groups, epoch, int(size), int(groups))
 
 
 def _reserve_journal(path: Path) -> None:

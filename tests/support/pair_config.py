@@ -36,7 +36,6 @@ SETTINGS: dict[str, Any] = {
     },
     "taskset": {
         "name": "digit_skills",
-        "options": {"split": "train"},
         "reward": "share_of_digits",
         "epochs": None,
     },

@@ -315,3 +315,20 @@ def test_killed_in_the_middle_of_appends_it_goes_on_where_it_was(path: Path) -> 
         assert [number for number, _ in batches] == list(range(spool.acknowledged + 1, reported + 1))
         assert all(data == number.to_bytes(8, "big") * 4096 for number, data in batches)
         spool.close()
+
+
+def test_groups_that_were_acknowledged_are_counted_across_restarts(tmp_path: Path) -> None:
+    path = tmp_path / "e.spool"
+    spool = Spool.open(path, "run", "e")
+    for groups in (3, 1, 2):
+        spool.append(lambda sequence: b"%d" % sequence, groups, {})
+    spool.acknowledge(2)
+    assert (spool.acknowledged_groups, spool.pending_groups) == (4, 2)
+    spool.acknowledge(2)
+    assert spool.acknowledged_groups == 4
+    spool.close()
+    again = Spool.open(path, "run", "e")
+    assert (again.acknowledged_groups, again.pending_groups) == (4, 2)
+    again.acknowledge(3)
+    assert (again.acknowledged_groups, again.pending_groups) == (6, 0)
+    again.close()
