@@ -6,20 +6,22 @@ the trainer holds, and goes on there.
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing
 
 import structlog
 
 from common.changes import Changes
 from common.config.root import TandemConfig
-from common.errors import ProtocolViolation, RunMismatch, StaleEpoch
+from common.errors import PeerFailed, ProtocolViolation, RunMismatch, StaleEpoch
+from common.rpc.peers import plain
 from common.status import StatusBoard
 from common.sync.events import CreditGranted, CreditRevoked
-from common.tasks import task_scope
 from common.wire.bulk import wrap_batch
 from explorer_service.spool_thread import SpoolThread
-from protos.tandem.v1 import explorer_pb2
+from protos.tandem.v1 import experience_pb2, explorer_pb2
 
 log = structlog.get_logger(__name__)
 
@@ -32,6 +34,8 @@ METRICS_KEPT = 64
 """Newest metrics that wait for a trainer; older ones are only in the explorer's own log."""
 OPEN_SECONDS = 10.0
 """For a stream's first message."""
+PEEK_SECONDS = 60.0
+"""For the rest of what somebody who only looks has to say: a person may type it."""
 
 
 class _Session:
@@ -44,6 +48,8 @@ class _Session:
         self.displaced = False
         self.finished_sent = False
         self.reading = True
+        self.failure: Exception | None = None
+        """What ended the reading."""
 
 
 class ExperienceStream:
@@ -84,38 +90,51 @@ class ExperienceStream:
         self._finished = explorer_pb2.Finished(last_sequence=self._spool.counters.last_sequence, groups=groups)
         self._changes.notify()
 
-    async def serve(self, requests: Requests) -> AsyncIterator[Outgoing]:
+    def fail(self, message: str) -> None:
+        """Tells the trainer that the explorer ends, and why: its stream ends with PeerFailed."""
+        if self._session is not None and self._session.failure is None:
+            self._session.failure = PeerFailed(message)
+        self._changes.notify()
+
+    async def serve(self, requests: Requests) -> AsyncGenerator[Outgoing, None]:
         """One call of StreamExperiences. Raises StaleEpoch when another trainer has taken, or takes, its place."""
         async with self._status.waiting("the first message of a stream", OPEN_SECONDS):
             first = await anext(requests, None)
         if first is None or first.WhichOneof("message") != "open":
             raise ProtocolViolation("a stream of experiences starts with `open`")
         if first.open.peek:
-            async for response in self._peek(requests):
-                yield response
+            async with aclosing(self._peek(first.open, requests)) as peeked:
+                async for response in peeked:
+                    yield response
             return
         session = await self._open(first.open)
+        # No group of tasks around a `yield`: its cancellation would hit whoever runs this generator (PEP 789).
+        reader = asyncio.create_task(self._read(requests, session))
         try:
             yield explorer_pb2.StreamExperiencesResponse(hello=self._hello())
-            async with task_scope() as tasks:
-                reader = tasks.create_task(self._read(requests, session))
-                async for response in self._send(session):
+            async with aclosing(self._send(session)) as outgoing:
+                async for response in outgoing:
                     yield response
-                reader.cancel()
         finally:
             self._close(session)
+            reader.cancel()
+            await asyncio.wait([reader])
 
     async def _open(self, opening: explorer_pb2.StreamOpen) -> _Session:
-        if opening.run_name != self._config.run.name:
-            raise RunMismatch(f"this explorer belongs to run {self._config.run.name!r}, not {opening.run_name!r}")
+        self._check_run(opening.run_name)
+        if opening.run_epoch == 0:
+            raise ProtocolViolation("run epochs start at 1")
         spool = self._spool.counters
-        await self._spool.call(spool.observe_epoch, opening.run_epoch)
-        await self._spool.call(spool.acknowledge, opening.acked_through)
         if opening.received_through > spool.last_sequence:
             raise RunMismatch(
                 f"the trainer holds batch {opening.received_through}, this spool ends at {spool.last_sequence}: it is not "
                 "the spool that it knows"
             )
+        # What is committed stays, so everything else was checked before.
+        await self._spool.call(spool.observe_epoch, opening.run_epoch)
+        await self._spool.call(spool.acknowledge, opening.acked_through)
+        if opening.run_epoch < spool.run_epoch:
+            raise StaleEpoch(f"run epoch {opening.run_epoch}, but {spool.run_epoch} came meanwhile")
         session = _Session(opening.run_epoch, max(opening.received_through, spool.acknowledged))
         if self._session is not None:
             # The same trainer after a cut, or its successor: the epoch was checked above.
@@ -125,6 +144,10 @@ class ExperienceStream:
         log.info("trainer_connected", epoch=opening.run_epoch, replay_from=session.cursor + 1)
         self._changes.notify()
         return session
+
+    def _check_run(self, name: str) -> None:
+        if name != self._config.run.name:
+            raise RunMismatch(f"this explorer belongs to run {self._config.run.name!r}, not {plain(name)!r}")
 
     def _close(self, session: _Session) -> None:
         if self._session is session:
@@ -138,31 +161,49 @@ class ExperienceStream:
             async for request in requests:
                 if session.displaced:
                     return
-                match request.WhichOneof("message"):
-                    case "credit":
-                        self._feed(CreditGranted(request.credit.group_limit, request.credit.min_policy_step))
-                    case "ack":
-                        await self._spool.call(self._spool.counters.acknowledge, request.ack.through_sequence)
-                        self._changes.notify()
-                    case "resend":
-                        log.warning("resending", after=request.resend.from_sequence, reason=request.resend.reason)
-                        session.cursor = max(request.resend.from_sequence - 1, self._spool.counters.acknowledged)
-                        self._changes.notify()
-                    case other:
-                        raise ProtocolViolation(f"unexpected {other} in a stream of experiences")
+                await self._take(request, session)
+        except Exception as error:  # noqa: BLE001 - the stream ends with it, see `_send`
+            session.failure = error
         finally:
             session.reading = False
             self._changes.notify()
 
-    async def _send(self, session: _Session) -> AsyncIterator[Outgoing]:
+    async def _take(self, request: explorer_pb2.StreamExperiencesRequest, session: _Session) -> None:
+        match request.WhichOneof("message"):
+            case "credit":
+                self._feed(CreditGranted(request.credit.group_limit, request.credit.min_policy_step))
+            case "ack":
+                await self._spool.call(self._spool.counters.acknowledge, request.ack.through_sequence)
+                self._changes.notify()
+            case "resend":
+                self._go_back(session, request.resend)
+            case other:
+                raise ProtocolViolation(f"unexpected {other} in a stream of experiences")
+
+    def _go_back(self, session: _Session, resend: explorer_pb2.Resend) -> None:
+        first, gone = resend.from_sequence, self._spool.counters.acknowledged
+        if not gone < first <= session.cursor:
+            raise ProtocolViolation(
+                f"a resend from batch {first}; {gone + 1} to {session.cursor} were sent and not acknowledged"
+            )
+        log.warning("resending", first=first, reason=plain(resend.reason))
+        session.cursor = first - 1
+        self._changes.notify()
+
+    async def _send(self, session: _Session) -> AsyncGenerator[Outgoing, None]:
         spool = self._spool.counters
         while True:
             await self._changes.until(lambda: self._has_something(session))
             if session.displaced:
                 raise StaleEpoch("another stream of the trainer took this one's place")
+            if session.failure is not None:
+                raise session.failure
             if session.cursor < spool.last_sequence:
-                for sequence, data in await self._spool.call(spool.read_after, session.cursor, BATCHES_AT_ONCE):
-                    session.cursor = sequence
+                before = session.cursor
+                for sequence, data in await self._spool.call(spool.read_after, before, BATCHES_AT_ONCE):
+                    if session.displaced or session.cursor != before:
+                        break  # a resend goes back behind what was read
+                    before = session.cursor = sequence
                     yield wrap_batch(data)
             elif self._metrics:
                 yield explorer_pb2.StreamExperiencesResponse(metrics=self._metrics.popleft())
@@ -175,20 +216,30 @@ class ExperienceStream:
     def _has_something(self, session: _Session) -> bool:
         return (
             session.displaced
+            or session.failure is not None
             or not session.reading
             or session.cursor < self._spool.counters.last_sequence
             or bool(self._metrics)
             or (self._finished is not None and not session.finished_sent)
         )
 
-    async def _peek(self, requests: Requests) -> AsyncIterator[Outgoing]:
-        """Hello, and the oldest spooled batches, as many groups as the credits allow; nothing is changed."""
+    async def _peek(self, opening: explorer_pb2.StreamOpen, requests: Requests) -> AsyncGenerator[Outgoing, None]:
+        """Hello, and the oldest spooled batches: whole ones, until they hold the groups of the credit. Changes nothing."""
+        if opening.run_name:
+            self._check_run(opening.run_name)
         yield explorer_pb2.StreamExperiencesResponse(hello=self._hello())
-        allowed = 0
-        async for request in requests:
-            if request.WhichOneof("message") == "credit":
-                allowed = max(allowed, request.credit.group_limit)
+        wanted = 0
+        async with self._status.waiting("the end of a peek's requests", PEEK_SECONDS):
+            async for request in requests:
+                if request.WhichOneof("message") != "credit":
+                    raise ProtocolViolation("a peek takes credit and nothing else")
+                wanted = max(wanted, request.credit.group_limit)
         spool = self._spool.counters
-        batches = await self._spool.call(spool.read_after, spool.acknowledged, min(allowed, BATCHES_AT_ONCE))
-        for _, data in batches:
+        cursor = spool.acknowledged
+        while wanted > 0:
+            batches = await self._spool.call(spool.read_after, cursor, 1)
+            if not batches:
+                return
+            cursor, data = batches[0]
             yield wrap_batch(data)
+            wanted -= len(experience_pb2.ExperienceBatch.FromString(data).groups)

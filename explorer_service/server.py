@@ -3,35 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
 from typing import Any
 
 import grpc
 
 from common import __version__
 from common.config.root import TandemConfig
-from common.errors import ConfigError, CorruptData, ProtocolViolation, ShuttingDown
+from common.errors import ConfigError, ShuttingDown
 from common.monitor.monitor import Monitor
+from common.rpc.peers import plain
 from common.status import StatusBoard
-from common.wire.bulk import ChunkView, parse_push_request, serialize_or_pass
-from common.wire.manifests import manifest_from_proto
+from common.wire.bulk import parse_push_request, serialize_or_pass
 from common.wire.status import timestamp_to_proto, wait_to_proto
 from common.wire.versions import version_from_proto, version_to_proto
 from explorer_service.evaluation import Evaluator
-from explorer_service.experience_stream import ExperienceStream, Outgoing, Requests
+from explorer_service.experience_stream import OPEN_SECONDS, ExperienceStream, Outgoing, Requests
 from explorer_service.explorer import Explorer
 from explorer_service.spool_thread import SpoolThread
 from explorer_service.weight_intake import Outcome, WeightIntake
+from explorer_service.weight_push import PushMessage, PushReception, PushRequests, offer_of
 from protos.tandem.v1 import experience_pb2, explorer_pb2, explorer_pb2_grpc, weights_pb2
 
 STAGED_REPEAT_SECONDS = 5.0
 """How often a push whose swap waits says so, so that the trainer can tell a wait from a hang."""
-SMALL_CHUNK_BYTES = 64 << 10
-"""Written into place on the event loop; larger chunks take a thread."""
 SERVICE = "tandem.v1.ExplorerService"
-
-PushRequests = AsyncIterator[explorer_pb2.PushWeightsRequest | ChunkView]
 
 
 class ExplorerServicer(explorer_pb2_grpc.ExplorerServiceServicer):
@@ -76,11 +73,12 @@ class ExplorerServicer(explorer_pb2_grpc.ExplorerServiceServicer):
 
     async def StreamExperiences(  # type: ignore[override]  # noqa: N802 - the proto's name; also yields wire bytes
         self, request_iterator: Requests, context: object
-    ) -> AsyncIterator[Outgoing]:
+    ) -> AsyncGenerator[Outgoing, None]:
         """Experiences out, credits and acknowledgements in."""
         del context
-        async for response in self._ready().stream.serve(request_iterator):
-            yield response
+        async with aclosing(self._ready().stream.serve(request_iterator)) as responses:
+            async for response in responses:
+                yield response
 
     async def PushWeights(  # noqa: N802 - the proto's name
         self, request_iterator: PushRequests, context: object
@@ -88,23 +86,17 @@ class ExplorerServicer(explorer_pb2_grpc.ExplorerServiceServicer):
         """One version, chunk by chunk, until it is applied or superseded."""
         del context
         weights = self._ready().weights
-        first = await anext(aiter(request_iterator), None)
-        if not isinstance(first, explorer_pb2.PushWeightsRequest) or first.WhichOneof("message") != "offer":
-            raise ProtocolViolation("a push starts with `offer`")
-        offer = first.offer
-        if offer.encoding != weights_pb2.WEIGHT_ENCODING_FULL:
-            raise ProtocolViolation(f"encoding {offer.encoding} is unknown; known is 1 (full)")
+        offer = offer_of(await self._next(request_iterator, "the first message of a push", OPEN_SECONDS))
         version = version_from_proto(offer.version)
         if await weights.admit(version):
-            began = time.monotonic()
-            manifest = manifest_from_proto(offer.manifest, self._config.limits)
-            if manifest.manifest_hash != version.manifest_hash:
-                raise ProtocolViolation("the version's hash is not that of its manifest")
-            resume_at = weights.receiver.offer(version.run_epoch, version.step, manifest, offer.encoded_bytes)
-            yield explorer_pb2.PushWeightsResponse(accept=weights_pb2.WeightAccept(resume_at=resume_at))
-            async for resend in self._receive(request_iterator, weights):
-                yield resend
-            await weights.stage_received(version, began)
+
+            def following(what: str) -> Awaitable[PushMessage | None]:
+                return self._next(request_iterator, what, self._config.sync.timeout)
+
+            reception = PushReception(version, following, weights, self._config.limits)
+            async with aclosing(reception.run(offer)) as responses:
+                async for response in responses:
+                    yield response
         async for response in self._until_settled(version.order, weights):
             yield response
 
@@ -117,7 +109,9 @@ class ExplorerServicer(explorer_pb2_grpc.ExplorerServiceServicer):
         version = version_from_proto(request.version)
         if await weights.admit(version):
             version = await weights.stage_from_disk(version, request.path)
-        outcome = await self._settled(version.order, weights, self._config.sync.timeout)
+        shown = f"version {version.step} of epoch {version.run_epoch} to be applied"
+        async with self._status.waiting(shown, self._config.sync.timeout):
+            outcome = await self._settled(version.order, weights, None)
         if outcome.applied:
             return explorer_pb2.NotifyCheckpointResponse(applied=_applied(outcome))
         return explorer_pb2.NotifyCheckpointResponse(superseded=_superseded(outcome))
@@ -152,7 +146,7 @@ class ExplorerServicer(explorer_pb2_grpc.ExplorerServiceServicer):
     ) -> explorer_pb2.ExplorerServiceStopResponse:
         """Ends the explorer, after this response is sent."""
         del context
-        asyncio.get_running_loop().call_soon(self._stop, request.reason or "asked to stop", request.finished)
+        asyncio.get_running_loop().call_soon(self._stop, plain(request.reason) or "asked to stop", request.finished)
         return explorer_pb2.ExplorerServiceStopResponse()
 
     def _ready(self) -> Parts:
@@ -160,23 +154,9 @@ class ExplorerServicer(explorer_pb2_grpc.ExplorerServiceServicer):
             raise ShuttingDown("the explorer is starting")
         return self.parts
 
-    async def _receive(
-        self, requests: PushRequests, weights: WeightIntake
-    ) -> AsyncIterator[explorer_pb2.PushWeightsResponse]:
-        """Puts chunks in their places until all bytes are there; yields a resend for each corrupt one."""
-        assembly = weights.receiver.assembly
-        while not assembly.complete:
-            chunk = await anext(aiter(requests), None)
-            if not isinstance(chunk, ChunkView):
-                raise ProtocolViolation(f"the push ended at byte {assembly.received}, or sent no chunk")
-            try:
-                if len(chunk.data) <= SMALL_CHUNK_BYTES:
-                    assembly.write(chunk.offset, chunk.xxh3, chunk.data)
-                else:
-                    await asyncio.to_thread(assembly.write, chunk.offset, chunk.xxh3, chunk.data)
-            except CorruptData as error:
-                resend = weights_pb2.WeightResend(offset=assembly.received, reason=error.message)
-                yield explorer_pb2.PushWeightsResponse(resend=resend)
+    async def _next(self, requests: PushRequests, waiting_for: str, timeout: float) -> PushMessage | None:
+        async with self._status.waiting(waiting_for, timeout):
+            return await anext(aiter(requests), None)
 
     async def _until_settled(
         self, order: tuple[int, int], weights: WeightIntake
@@ -195,7 +175,7 @@ class ExplorerServicer(explorer_pb2_grpc.ExplorerServiceServicer):
                 yield explorer_pb2.PushWeightsResponse(superseded=_superseded(outcome))
             return
 
-    async def _settled(self, order: tuple[int, int], weights: WeightIntake, timeout: float) -> Outcome:
+    async def _settled(self, order: tuple[int, int], weights: WeightIntake, timeout: float | None) -> Outcome:
         async with asyncio.timeout(timeout):
             await weights.changes.until(lambda: weights.outcome_of(order) is not None)
         outcome = weights.outcome_of(order)

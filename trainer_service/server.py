@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from common import __version__
 from common.config.root import TandemConfig
-from common.errors import ProtocolViolation, RunMismatch, ShuttingDown
+from common.errors import LimitExceeded, ProtocolViolation, RunMismatch, ShuttingDown
 from common.monitor.monitor import Monitor
-from common.rpc.peers import checked_address
+from common.rpc.peers import checked_address, checked_explorer_id, plain
 from common.status import StatusBoard
 from common.sync.events import SyncRequested
 from common.sync.policy import Style
@@ -22,6 +22,9 @@ from trainer_service.fleet import Fleet
 from trainer_service.saver import Saver
 from trainer_service.sync_driver import SyncDriver, published_version
 from trainer_service.trainer import SOURCE, Trainer
+
+MAX_EXPLORERS = 1024
+"""Each that registers, reachable or not, costs a channel and attempts to reach it for as long as the run lasts."""
 
 
 @dataclass(slots=True, eq=False)
@@ -97,8 +100,12 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
         if stage.fleet is None or stage.sync is None:
             raise ShuttingDown(f"stage {self._config.stage_name!r} trains on a file; explorers come later")
         if request.run_name != self._config.run.name:
-            raise RunMismatch(f"this trainer runs {self._config.run.name!r}, not {request.run_name!r}")
-        stage.fleet.dial(checked_address(request.address), request.explorer_id)
+            raise RunMismatch(f"this trainer runs {self._config.run.name!r}, not {plain(request.run_name)!r}")
+        address, explorer_id = checked_address(request.address), checked_explorer_id(request.explorer_id)
+        known = any(address == link.address or explorer_id == link.explorer_id for link in stage.fleet.links)
+        if not known and len(stage.fleet.links) >= MAX_EXPLORERS:
+            raise LimitExceeded(f"{len(stage.fleet.links)} explorers are dialled, at most {MAX_EXPLORERS}")
+        stage.fleet.dial(address, explorer_id)
         return trainer_pb2.RegisterExplorerResponse(
             run_epoch=self._run_epoch, published=version_to_proto(published_version(stage.sync))
         )
@@ -114,7 +121,7 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
                 f"RequestSync belongs to style explorer_driven, not {self._config.sync.style.value}"
             )
         if request.explorer_id not in stage.sync.state.explorers:
-            raise ProtocolViolation(f"explorer {request.explorer_id!r} has not joined")
+            raise ShuttingDown(f"the stream of explorer {plain(request.explorer_id)!r} is not open; ask again when it is")
         answer = await stage.sync.request_sync(request.explorer_id, SyncRequested(request.explorer_id))
         version = published_version(stage.sync) if answer.newer else None
         return trainer_pb2.RequestSyncResponse(
@@ -135,23 +142,25 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
     ) -> trainer_pb2.PauseResponse:
         """No further step starts."""
         del request, context
+        stage = self._ready()
         self._control.pause()
-        return trainer_pb2.PauseResponse(step=self._ready().trainer.step)
+        return trainer_pb2.PauseResponse(step=stage.trainer.step)
 
     async def Resume(  # noqa: N802 - the proto's name
         self, request: trainer_pb2.ResumeRequest, context: object
     ) -> trainer_pb2.ResumeResponse:
         """Ends a pause."""
         del request, context
+        stage = self._ready()
         self._control.resume()
-        return trainer_pb2.ResumeResponse(step=self._ready().trainer.step)
+        return trainer_pb2.ResumeResponse(step=stage.trainer.step)
 
     async def Stop(  # noqa: N802 - the proto's name
         self, request: trainer_pb2.TrainerServiceStopRequest, context: object
     ) -> trainer_pb2.TrainerServiceStopResponse:
         """The run ends after the running step."""
         del context
-        self._control.stop(request.reason or "asked to stop")
+        self._control.stop(plain(request.reason) or "asked to stop")
         return trainer_pb2.TrainerServiceStopResponse()
 
     def _ready(self) -> Stage:
