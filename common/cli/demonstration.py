@@ -61,7 +61,7 @@ def run_demo(name: str, overrides: Sequence[str], seed: int | None, *, from_scra
         config = _configured(path, chosen, overrides, seed, from_scratch=from_scratch)
     task = _TASK.format(start=_START_FROM_SCRATCH if from_scratch else _START)
     for paragraph in (_INTRODUCTION, task):
-        say(console, Text(textwrap.fill(paragraph, _WIDTH)))
+        say(console, Text(textwrap.fill(paragraph, min(_WIDTH, console.width))))
     if from_scratch:
         _write_examples(config.run.folder, config.run.seed)
     result = run_pair(config)

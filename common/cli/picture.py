@@ -73,6 +73,8 @@ def picture(view: RunView, now: float, monotonic: float) -> RenderableType:
     body = Table.grid(padding=(0, 2))
     body.add_column(style="dim", min_width=9)
     body.add_row("reward", _reward(view))
+    if view.held_out:
+        body.add_row("held out", _held_out(view))
     for name, side in _sides(view):
         body.add_row(name, _side(view, name, side, monotonic))
     body.add_row("exchange", _exchange(view))
@@ -83,13 +85,13 @@ def picture(view: RunView, now: float, monotonic: float) -> RenderableType:
 def _reward(view: RunView) -> Text:
     if not view.rewards:
         return Text("-" if view.loss is None else f"- (loss {view.loss:.3f})")
-    text = Text.assemble((f"{view.rewards[-1]:.3f}", "bold green"), f"  {sparkline(view.rewards)}")
-    if view.held_out:
-        (_, first), (step, last) = view.held_out[0], view.held_out[-1]
-        text.append("   held out ")
-        text.append(f"{first:.3f}" if len(view.held_out) == 1 else f"{first:.3f} → {last:.3f}", style="bold")
-        text.append(f" (step {step})", style="dim")
-    return text
+    return Text.assemble((f"{view.rewards[-1]:.3f}", "bold green"), f"  {sparkline(view.rewards)}")
+
+
+def _held_out(view: RunView) -> Text:
+    (_, first), (step, last) = view.held_out[0], view.held_out[-1]
+    change = f"{first:.3f}" if len(view.held_out) == 1 else f"{first:.3f} → {last:.3f}"
+    return Text.assemble((change, "bold green"), (f"   (step {step})", "dim"))
 
 
 def _side(view: RunView, name: str, side: SideView, monotonic: float) -> Text:
@@ -111,11 +113,11 @@ def _exchange(view: RunView) -> Text:
     parts = [
         f"staleness {number(view.staleness_mean, 1)} (most {number(view.staleness_max, 0)})",
         f"sync {duration(view.sync_seconds) if view.sync_seconds is not None else '-'}",
-        f"{view.queued_groups} groups queued",
-        f"{view.spooled} batches unacknowledged",
+        f"queue {view.queued_groups}",
+        f"spool {view.spooled}",
     ]
     if view.dropped:
-        parts.append(f"{view.dropped} groups dropped")
+        parts.append(f"dropped {view.dropped}")
     return Text("   ".join(parts))
 
 
@@ -139,7 +141,8 @@ def _state(view: RunView, side: SideView, monotonic: float) -> str:
     if side.exit_code is not None:
         return "ended" if side.exit_code == 0 else f"ended with exit code {side.exit_code}"
     if side.is_silent(monotonic):
-        return f"ending (was {side.state})" if view.stopping else f"does not answer (was {side.state})"
+        ends = view.stopping or view.step == view.total
+        return f"ending (was {side.state})" if ends else f"does not answer (was {side.state})"
     return side.state
 
 
@@ -148,7 +151,7 @@ def _steps(view: RunView) -> str:
 
 
 def _remaining(view: RunView) -> float | None:
-    """By the newest step's time; None before the first steps."""
+    """By the time of the last steps; None before the first ones."""
     few = 3
     if view.stopping or view.total is None or view.step_seconds is None or not few <= view.step < view.total:
         return None

@@ -15,6 +15,8 @@ from protos.tandem.v1 import explorer_pb2, trainer_pb2
 _KEPT = 400
 """Rewards kept for the picture of the last steps."""
 _MAX_WAITS = 16
+_SMOOTHING = 0.1
+"""Weight of the newest step: an estimate of what is to come looks back over some ten."""
 SILENT_SECONDS = 6.0
 """Above the deadline of one question."""
 LATELY_SECONDS = 2.5
@@ -69,6 +71,7 @@ class RunView:
     staleness_max: float | None = None
     sync_seconds: float | None = None
     step_seconds: float | None = None
+    """Of one step, smoothed over the last ones."""
     dropped: int = 0
     stopping: bool = False
     """Both were asked to end."""
@@ -131,7 +134,10 @@ class RunView:
         self.staleness_mean = values.get("sample/staleness_mean", self.staleness_mean)
         self.staleness_max = values.get("sample/staleness_max", self.staleness_max)
         self.sync_seconds = values.get("time/sync_weight", self.sync_seconds)
-        self.step_seconds = values.get("time/step", self.step_seconds)
+        if "time/step" in values:
+            newest = values["time/step"]
+            before = newest if self.step_seconds is None else self.step_seconds
+            self.step_seconds = before + _SMOOTHING * (newest - before)
         dropped = [value for name, value in values.items() if name.startswith("buffer/dropped_")]
         self.dropped = int(sum(dropped)) if dropped else self.dropped
 

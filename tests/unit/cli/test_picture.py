@@ -8,9 +8,10 @@ import time
 from rich.console import Console
 
 from common.cli.display import LiveDisplay, PlainDisplay, make_display
-from common.cli.picture import line, picture, sparkline
+from common.cli.picture import described, line, picture, sparkline
 from common.cli.run_view import SILENT_SECONDS, RunView
 from common.cli.words import clean, clock, duration, number, rate
+from common.status import Wait
 from tests.support.canned_status import explorer_status, trainer_status
 
 
@@ -46,7 +47,7 @@ def test_a_line_says_how_far_both_sides_are() -> None:
         "sync 0.25 s",
         "queue 3",
         "dropped 3",
-        "the trainer waits for 8 groups, for 5 s, gives up in 2",
+        "the trainer waits for 8 groups, for ",
     ):
         assert part in text
     assert "\n" not in text
@@ -84,6 +85,20 @@ def test_a_process_that_has_ended_is_not_shown_as_working() -> None:
     text = text_of(seen)
     assert "ended with exit code 3" in text
     assert "waiting" not in text
+
+
+def test_a_wait_says_for_what_since_when_and_until_when() -> None:
+    assert described(Wait("8 groups", 100.0, 225.0), 105.0) == "8 groups, for 5 s, gives up in 2:00"
+    assert described(Wait("Resume", 100.0, None), 3800.0) == "Resume, for 1:01:40"
+
+
+def test_the_time_to_go_is_estimated_from_the_last_steps() -> None:
+    seen = view()
+    for _ in range(3):
+        seen.take_metrics(7, "trainer", {"time/step": 20.0})
+    assert "about 1:00 to go" in text_of(seen)
+    seen.stopping = True
+    assert "to go" not in text_of(seen)
 
 
 def test_no_version_is_shown_as_applied_before_it_was_published() -> None:
