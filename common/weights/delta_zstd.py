@@ -38,7 +38,7 @@ def compress(encoded: ByteArray, manifest: Manifest, base: ByteArray) -> ByteArr
             np.subtract(part.values[which], words[where], out=differences[which])
         pieces.append(_planes(differences))
     raw = np.concatenate(pieces) if pieces else np.empty(0, dtype=np.uint8)
-    return np.frombuffer(zstandard.ZstdCompressor(level=LEVEL).compress(raw.data), dtype=np.uint8)
+    return np.frombuffer(bytearray(zstandard.ZstdCompressor(level=LEVEL).compress(raw.data)), dtype=np.uint8)
 
 
 def decompress(compressed: ByteArray, manifest: Manifest, base: ByteArray) -> tuple[SpanDelta, ...]:
