@@ -123,11 +123,12 @@ def _examples(folder: Path, *, from_scratch: bool) -> list[str]:
 def _write_examples(folder: Path, seed: int) -> None:
     """In a process of its own: the command line knows the services by their names only."""
     out, log = folder / EXAMPLES_NAME, folder / LOG_FOLDER / "examples.log"
-    log.parent.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "explorer_service.tasksets.digit_skills", str(out)]
-    with log.open("ab") as file:
-        offset = file.tell()
-        try:
+    offset = 0
+    try:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("ab") as file:
+            offset = file.tell()
             subprocess.run(
                 [*command, "--count", str(EXAMPLES), "--seed", str(seed)],
                 stdin=subprocess.DEVNULL,
@@ -136,6 +137,8 @@ def _write_examples(folder: Path, seed: int) -> None:
                 timeout=_EXAMPLES_SECONDS,
                 check=True,
             )
-        except subprocess.SubprocessError as error:
-            said = "; ".join(log_end(log, offset).lines)
-            raise TandemError(f"the supervised examples could not be written: {said or error} (log: {log})") from error
+    except OSError as error:
+        raise StorageFailed(f"{log}: {error.strerror}", path=log) from error
+    except subprocess.SubprocessError as error:
+        said = "; ".join(log_end(log, offset).lines)
+        raise TandemError(f"the supervised examples could not be written: {said or error} (log: {log})") from error
