@@ -6,6 +6,7 @@ from common.config.hangs import find_hang
 from common.config.root import TandemConfig
 from common.errors import ConfigError
 from common.sync.policy import ImpossiblePolicy, Method, Style, SyncPolicy
+from common.sync.simulate import find_deadlock
 
 
 def sync_policy(config: TandemConfig) -> SyncPolicy:
@@ -30,9 +31,15 @@ def sync_policy(config: TandemConfig) -> SyncPolicy:
             raise ConfigError(
                 f"{_stage(config)}the two sides would wait for each other for ever after trainer step {hang.trainer_steps}. "
                 f"{hang.reason}. (A run with `trainer.total_steps` of at most {hang.trainer_steps} would end before.)"
+                if hang.trainer_steps and policy.max_staleness is None
+                else f"{_stage(config)}the two sides would wait for each other for ever, at trainer step {hang.trainer_steps} at "
+                f"the latest. {hang.reason}."
                 if hang.trainer_steps
                 else f"{_stage(config)}the two sides would wait for each other for ever from the start. {hang.reason}."
             )
+        reason = find_deadlock(policy, explorers(config), config.trainer.total_steps)
+        if reason is not None:
+            raise ConfigError(f"{_stage(config)}the two sides would wait for each other for ever: {reason}.")
     return policy
 
 
@@ -109,7 +116,8 @@ def _staleness(config: TandemConfig, policy: SyncPolicy) -> str:
     if scheduled == 0:
         return f"{text}: on-policy."
     if policy.max_staleness is not None and policy.max_staleness == min(bounds):
-        return f"{text}: credits are given no further, and what is older all the same is dropped and counted."
+        credits_end = "" if policy.style is Style.FIXED else "credits are given no further, and "
+        return f"{text}: {credits_end}what is older all the same is dropped and counted."
     return f"{text}."
 
 

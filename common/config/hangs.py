@@ -4,8 +4,7 @@ What is found here hangs for certain; what passes may still hang by timing, whic
 `B` groups a trainer step, `E` groups an explore step, `K` explorers, `T` and `M` intervals, `n` offset, `S` staleness,
 `Q` groups that may be granted and not trained. Under fixed, explorers pass their boundary k (k >= 1) with
 `G(k) = (n + kM) E K` groups started in all; between boundaries k and k + 1 they hold the version that they took at
-boundary k (k = 0: the initial weights). Credit on version v ends at `(v + 1 + S) B` groups: the next one would be trained
-at a step above v + 1 + S, and be too stale.
+boundary k (k = 0: the initial weights). Of what is made on version v nothing is trained after step v + 1 + S: it is too stale.
 
 No version is skipped, so version kT is held after boundary k, and the trainer stops at step (k + 2)T until (k + 1)T is
 applied. For each k the explorers need credit up to G(k + 1), and the trainer needs G(k + 1) >= (k + 1)TB to publish what
@@ -14,7 +13,6 @@ they then wait for. Under the other styles an explorer that is out of credit tak
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -27,7 +25,7 @@ class Hang:
 
     reason: str
     trainer_steps: int
-    """Steps done when nothing moves any more; a run that ends by then does not hang."""
+    """Steps done when nothing moves any more, at most; without a bound on staleness, a run that ends by then does not hang."""
 
 
 def find_hang(policy: SyncPolicy, explorers: int, total_steps: int | None) -> Hang | None:
@@ -47,7 +45,7 @@ def _hangs(policy: SyncPolicy, explorers: int) -> Iterator[Hang]:
     if staleness is not None and staleness < interval - 1 and policy.style is not Style.EXPLORER_DRIVEN:
         yield Hang(
             f"`sync.max_staleness` {staleness} is below the trainer's sync interval minus one, {interval - 1}: on version 0 only "
-            f"({staleness} + 1) x {batch} groups may be made, which is {staleness + 1} trainer steps, and the next version is "
+            f"({staleness} + 1) x {batch} groups can be trained, which is {staleness + 1} trainer steps, and the next version is "
             f"published at step {interval}",
             trainer_steps=staleness + 1,
         )
@@ -75,31 +73,14 @@ def _fixed(policy: SyncPolicy, explorers: int) -> Iterator[Hang]:
             trainer_steps=made // batch,
         )
     k = _first_above_zero(first - 2 * interval * batch - queue, window - interval * batch)
-    if k is not None:
+    # With a bound on staleness what the trainer cannot use is dropped in time, and makes room.
+    if k is not None and policy.max_staleness is None:
         yield Hang(
             f"fixed: from boundary to boundary the explorer side makes {makes}, and the trainer takes {takes}: the surplus fills "
             f"`buffer.max_groups` {queue} before explore step {policy.offset + (k + 1) * policy.explorer_interval} is made, and "
             f"the trainer waits at step {(k + 2) * interval} until the version before is applied after that explore step",
             trainer_steps=(k + 2) * interval,
         )
-    if policy.max_staleness is None:
-        return
-    k = _first_above_zero(first - (1 + policy.max_staleness) * batch, window - interval * batch)
-    if k is not None:
-        # Of several explorers one may come through, and lend the trainer another window's groups.
-        alone = k * interval + 1 + policy.max_staleness if explorers == 1 else math.inf
-        yield Hang(_credit_ends(policy, explorers, k, k * interval), trainer_steps=int(min(alone, (k + 2) * interval)))
-
-
-def _credit_ends(policy: SyncPolicy, explorers: int, k: int, version: int) -> str:
-    boundary = policy.offset + (k + 1) * policy.explorer_interval
-    groups = boundary * policy.groups_per_explore_step * explorers
-    staleness, batch = policy.max_staleness or 0, policy.groups_per_train_step
-    return (
-        f"{policy.style.value}: `sync.max_staleness` {staleness} lets only ({version} + 1 + {staleness}) x {batch} = "
-        f"{(version + 1 + staleness) * batch} groups be made before a version newer than {version} is applied, and the explorer "
-        f"takes one only after explore step {boundary}, when {groups} groups were made"
-    )
 
 
 def _first_above_zero(start: int, slope: int) -> int | None:

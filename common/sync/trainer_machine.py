@@ -12,8 +12,12 @@ Rules (DESIGN section 5), checked after every event:
 * An explorer that joins gets the last published version before its first credit.
 * Credit. With B groups a step, t steps done and O groups granted and not trained, the next group granted would be
   trained at step (tB + O) div B + 1. Made with version v, its staleness would be (tB + O) div B - v; so it is granted
-  while tB + O < (v + 1 + max_staleness) B. Without a bound on staleness, while O < max_queued_groups. Credit goes to the
-  explorer with the fewest open groups (granted, not received), so that who returns groups faster gets more.
+  while tB + O < (v + 1 + max_staleness) B and O < max_queued_groups. Credit goes to the explorer with the fewest open
+  groups (granted, not received), so that who returns groups faster gets more.
+* No explorer holds credit that it cannot use soon, for others would lack it: one more explore step than it may have in
+  flight. Under `fixed` it is what its window needs, from boundary to boundary, and not a group more: it would be kept
+  through the wait for a version that needs the others' groups. For the same reason `fixed` leaves staleness to the
+  windows: what they make too much is dropped.
 
 An illegal event raises `IllegalEvent` and changes nothing.
 """
@@ -68,6 +72,10 @@ class ExplorerView:
     """Groups that arrived."""
     gone: int = 0
     """Groups that arrived and were trained or dropped."""
+    window: int | None = None
+    """fixed: step of the version that was applied last, of any stream; None before the first."""
+    need: int = 0
+    """fixed: the ordinal at which its window ends; more where that is not known for sure."""
 
     @property
     def open(self) -> int:
@@ -103,12 +111,14 @@ def step(
     state: TrainerSyncState, event: TrainerEvent, policy: SyncPolicy
 ) -> tuple[TrainerSyncState, tuple[TrainerAction, ...]]:
     """Takes the event in, then does whatever has become due."""
-    state, actions = _take_in(state, event)
+    state, actions = _take_in(state, event, policy)
     state, published = _publish_what_is_due(state, policy)
-    # What others lack is changed by a publication alone; looking at all of them after every event would be quadratic.
-    one = () if isinstance(event, TrainStepStarted | TrainStepDone | RunEnding) else (event.explorer,)
-    state, delivered = _deliver_to_newcomers(state, policy, tuple(state.explorers) if published else one)
-    state, granted = _grant(state, policy)
+    # Everybody has all that is due before the event; so where it touches one explorer alone, only that one is looked at.
+    everybody = tuple(state.explorers)
+    touched = () if isinstance(event, TrainStepStarted | TrainStepDone | RunEnding) else (event.explorer,)
+    state, delivered = _deliver_to_newcomers(state, policy, everybody if published else touched)
+    alone = isinstance(event, TrainStepStarted | GroupsReceived | WeightsDelivered | SyncRequested)
+    state, granted = _grant(state, policy, touched if alone else everybody)
     return state, (*actions, *published, *delivered, *granted)
 
 
@@ -138,7 +148,9 @@ def outstanding(state: TrainerSyncState) -> int:
     return state.held + state.in_step
 
 
-def _take_in(state: TrainerSyncState, event: TrainerEvent) -> tuple[TrainerSyncState, tuple[TrainerAction, ...]]:
+def _take_in(
+    state: TrainerSyncState, event: TrainerEvent, policy: SyncPolicy
+) -> tuple[TrainerSyncState, tuple[TrainerAction, ...]]:
     match event:
         case TrainStepStarted(groups):
             return _start_step(state, groups), ()
@@ -149,13 +161,13 @@ def _take_in(state: TrainerSyncState, event: TrainerEvent) -> tuple[TrainerSyncS
         case RunEnding():
             return replace(state, ending=True), ()
         case ExplorerJoined():
-            return _join(state, event)
+            return _join(state, event, policy)
         case _:
-            return _take_in_of_known(state, event, _known(state, event.explorer))
+            return _take_in_of_known(state, event, _known(state, event.explorer), policy)
 
 
 def _take_in_of_known(
-    state: TrainerSyncState, event: ExplorerEvent, view: ExplorerView
+    state: TrainerSyncState, event: ExplorerEvent, view: ExplorerView, policy: SyncPolicy
 ) -> tuple[TrainerSyncState, tuple[TrainerAction, ...]]:
     name = event.explorer
     match event:
@@ -169,14 +181,16 @@ def _take_in_of_known(
         case GroupsDropped():
             return _with(state, name, _consume(name, view, event.count)), ()
         case WeightsDelivered():
-            return _delivered(state, name, view, event.step)
+            return _delivered(state, name, view, event.step, policy)
         case SyncRequested():
             if state.step == state.published == view.applied:
                 return state, (AnswerSync(name, newer=False, step=state.step),)
             return _with(state, name, replace(view, asking=True)), ()
 
 
-def _join(state: TrainerSyncState, event: ExplorerJoined) -> tuple[TrainerSyncState, tuple[TrainerAction, ...]]:
+def _join(
+    state: TrainerSyncState, event: ExplorerJoined, policy: SyncPolicy
+) -> tuple[TrainerSyncState, tuple[TrainerAction, ...]]:
     if not event.gone <= event.received:
         raise IllegalEvent(f"{event.explorer}: {event.gone} groups trained, {event.received} received")
     before = state.explorers.get(event.explorer)
@@ -192,8 +206,17 @@ def _join(state: TrainerSyncState, event: ExplorerJoined) -> tuple[TrainerSyncSt
         granted=max(event.started, event.received),
         received=event.received,
         gone=event.gone,
+        window=before.window if before is not None else event.applied,
+        need=before.need if before is not None else _need_of_unknown(event, policy),
     )
     return _with(state, event.explorer, view), actions
+
+
+def _need_of_unknown(event: ExplorerJoined, policy: SyncPolicy) -> int:
+    """A new explorer is at the start of its first window. Another one may be anywhere, and what it gets may be for the next."""
+    windows = 2 if event.started else 1
+    explore_steps = policy.offset + windows * policy.explorer_interval
+    return event.started + explore_steps * policy.groups_per_explore_step
 
 
 def _start_step(state: TrainerSyncState, groups: tuple[tuple[str, int], ...]) -> TrainerSyncState:
@@ -211,12 +234,16 @@ def _consume(name: str, view: ExplorerView, count: int) -> ExplorerView:
 
 
 def _delivered(
-    state: TrainerSyncState, name: str, view: ExplorerView, version: int
+    state: TrainerSyncState, name: str, view: ExplorerView, version: int, policy: SyncPolicy
 ) -> tuple[TrainerSyncState, tuple[TrainerAction, ...]]:
     if view.applied is not None and version < view.applied:
         raise IllegalEvent(f"{name} went back from version {view.applied} to {version}")
     target = None if view.target is not None and view.target <= version else view.target
-    state = _with(state, name, replace(view, applied=version, target=target, asking=view.asking and target is not None))
+    interval = policy.trainer_interval
+    next_window = view.window is not None and version // interval > view.window // interval
+    more = policy.explorer_interval * policy.groups_per_explore_step if next_window else 0
+    applied = replace(view, applied=version, target=target, window=version, need=view.need + more)
+    state = _with(state, name, replace(applied, asking=view.asking and target is not None))
     if view.asking and target is None:
         return state, (AnswerSync(name, newer=True, step=version),)
     return state, ()
@@ -262,26 +289,33 @@ def _deliver_to_newcomers(
     return state, tuple(actions)
 
 
-def _grant(state: TrainerSyncState, policy: SyncPolicy) -> tuple[TrainerSyncState, tuple[TrainerAction, ...]]:
+def _grant(
+    state: TrainerSyncState, policy: SyncPolicy, names: tuple[str, ...]
+) -> tuple[TrainerSyncState, tuple[TrainerAction, ...]]:
     held = outstanding(state)
     # Nobody runs on a newer version than the published one, so nobody's ceiling is higher than that version's.
     if state.ending or state.published is None or held >= _ceiling(state, state.published, policy):
         return state, ()
     ceilings = {
         name: _ceiling(state, view.applied, policy)
-        for name, view in state.explorers.items()
-        if view.takes_part and view.applied is not None
+        for name in names
+        if (view := state.explorers[name]).takes_part
+        and view.applied is not None
+        and view.granted < _useful(view, policy)
     }
     given = dict.fromkeys(ceilings, 0)
     fewest_open_first = [(state.explorers[name].open, name) for name, ceiling in ceilings.items() if held < ceiling]
     heapq.heapify(fewest_open_first)
     while fewest_open_first:
         open_groups, name = heapq.heappop(fewest_open_first)
-        if held >= ceilings[name]:
+        view = state.explorers[name]
+        if held >= ceilings[name] or view.granted + given[name] >= _useful(view, policy):
             continue
         given[name] += 1
         held += 1
         heapq.heappush(fewest_open_first, (open_groups + 1, name))
+    if not any(given.values()):
+        return state, ()
     grants: list[TrainerAction] = []
     views = dict(state.explorers)
     for name, count in given.items():
@@ -292,9 +326,16 @@ def _grant(state: TrainerSyncState, policy: SyncPolicy) -> tuple[TrainerSyncStat
     return replace(state, explorers=MappingProxyType(views), held=held - state.in_step), tuple(grants)
 
 
+def _useful(view: ExplorerView, policy: SyncPolicy) -> int:
+    """The limit up to which it can use credit soon."""
+    if policy.style is Style.FIXED:
+        return view.need
+    return view.received + (policy.max_inflight_batches + 1) * policy.groups_per_explore_step
+
+
 def _ceiling(state: TrainerSyncState, version: int, policy: SyncPolicy) -> int:
     """Groups that may be outstanding before one more, made with this version, would be too stale or too many."""
-    if policy.max_staleness is None:
+    if policy.max_staleness is None or policy.style is Style.FIXED:
         return policy.max_queued_groups
     fresh = (version + 1 + policy.max_staleness - state.step) * policy.groups_per_train_step
     return min(policy.max_queued_groups, fresh)

@@ -61,7 +61,6 @@ def test_supervised_training_from_a_file_has_no_sync() -> None:
         ({"explorer": {"batch_size": 4}}, ("4 groups", "8 groups", "from the start")),
         ({"sync": {"trainer_interval": 2}}, ("8 groups", "16 groups", "after trainer step 1")),
         ({"sync": {"interval": 3, "max_staleness": 1}}, ("`sync.max_staleness` 1", "step 3")),
-        ({"sync": {"offset": 1, "max_staleness": 0}}, ("`sync.max_staleness` 0", "8 groups", "16 groups")),
         ({"buffer": {"max_groups": 7}}, ("`buffer.max_groups` 7", "`trainer.batch_size` 8")),
     ],
 )

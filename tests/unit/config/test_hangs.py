@@ -5,102 +5,18 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
 from common.config.hangs import find_hang
-from common.sync import explorer_machine, trainer_machine
-from common.sync.actions import AnswerSync, ApplyWeights, AskForSync, Deliver, Grant, Publish, StartGroups
-from common.sync.events import (
-    CreditGranted,
-    ExplorerEvent,
-    ExplorerJoined,
-    GroupFinished,
-    GroupsReceived,
-    NothingNewer,
-    SyncRequested,
-    TrainerEvent,
-    TrainStepDone,
-    TrainStepStarted,
-    WeightsApplied,
-    WeightsDelivered,
-    WeightsStaged,
-)
 from common.sync.policy import Style, SyncPolicy
+from tests.support.shuffled_pair import ShuffledPair
 
 
-class Pair:
-    """A trainer and its explorers with an endless taskset; `pick` chooses among the events that are possible."""
-
-    def __init__(self, policy: SyncPolicy, count: int, pick: random.Random) -> None:
-        self.policy = policy
-        self.pick = pick
-        self.names = [f"e{index}" for index in range(count)]
-        self.explorers = {name: explorer_machine.ExplorerSyncState() for name in self.names}
-        self.trainer = trainer_machine.TrainerSyncState(published=0)
-        self.pending: list[tuple[str, Any]] = []
-        self.queue: list[str] = []
-        for name in self.names:
-            self.tell_trainer(ExplorerJoined(name, None, 0, 0, 0))
-
-    def tell_trainer(self, event: TrainerEvent) -> None:
-        self.trainer, actions = trainer_machine.step(self.trainer, event, self.policy)
-        for action in actions:
-            match action:
-                case Publish(step, receivers):
-                    self.pending += [(name, WeightsStaged(1, step)) for name in receivers]
-                case Deliver(step, name):
-                    self.pending.append((name, WeightsStaged(1, step)))
-                case Grant(name, limit, min_step):
-                    self.pending.append((name, CreditGranted(limit, min_step)))
-                case AnswerSync(name, newer, _):
-                    if not newer:
-                        self.pending.append((name, NothingNewer()))
-
-    def tell_explorer(self, name: str, event: ExplorerEvent) -> None:
-        if isinstance(event, WeightsStaged) and (event.epoch, event.step) < self.explorers[name].version:
-            return
-        self.explorers[name], actions = explorer_machine.step(self.explorers[name], event, self.policy)
-        for action in actions:
-            match action:
-                case StartGroups(explore_step, count, _):
-                    self.pending += [(name, GroupFinished(explore_step))] * count
-                case ApplyWeights(epoch, version):
-                    self.pending.append((name, WeightsApplied(epoch, version)))
-                case AskForSync():
-                    self.pending.append(("trainer", SyncRequested(name)))
-
-    def run(self, steps: int) -> int:
-        """Trainer steps done when it has made `steps`, or nothing is possible any more."""
-        while self.trainer.step < steps:
-            batch = self.policy.groups_per_train_step
-            can_train = len(self.queue) >= batch and trainer_machine.may_train(self.trainer, self.policy)
-            options = len(self.pending) + (1 if can_train or self.trainer.training else 0)
-            if options == 0:
-                return self.trainer.step
-            choice = self.pick.randrange(options)
-            if choice < len(self.pending):
-                name, event = self.pending.pop(choice)
-                self._happen(name, event)
-            elif self.trainer.training:
-                self.tell_trainer(TrainStepDone())
-            else:
-                taken, self.queue = self.queue[:batch], self.queue[batch:]
-                groups = tuple((name, taken.count(name)) for name in self.names)
-                self.tell_trainer(TrainStepStarted(groups))
-        return self.trainer.step
-
-    def _happen(self, name: str, event: Any) -> None:
-        if name == "trainer":
-            self.tell_trainer(event)
-            return
-        self.tell_explorer(name, event)
-        if isinstance(event, GroupFinished):
-            self.tell_trainer(GroupsReceived(name, 1))
-            self.queue.append(name)
-        if isinstance(event, WeightsApplied):
-            self.tell_trainer(WeightsDelivered(name, event.step))
+def reached(policy: SyncPolicy, count: int, seed: int, steps: int) -> int:
+    shuffled = ShuffledPair(policy, count, random.Random(seed), total_steps=steps)
+    shuffled.run()
+    return shuffled.pair.trainer.step
 
 
 def policies(style: Style, count: int, seed: int) -> Iterator[SyncPolicy]:
@@ -121,16 +37,20 @@ def test_a_found_hang_stops_the_pair_at_the_named_step_whatever_the_timing(style
         if hang is None:
             continue
         found += 1
-        reached = Pair(policy, count, random.Random(seed)).run(STEPS)
-        assert reached <= hang.trainer_steps, (policy, hang)
+        assert reached(policy, count, seed, STEPS) <= hang.trainer_steps, (policy, hang)
     assert found > 5
 
 
 def test_a_fixed_pair_of_one_explorer_hangs_exactly_where_the_closed_form_says() -> None:
     for seed, policy in enumerate(policies(Style.FIXED, 120, 2)):
+        if policy.max_staleness is not None and policy.max_staleness >= 2 * policy.trainer_interval:
+            continue  # which groups are dropped, and so whether the queue fills up, hangs on the timing
         hang = find_hang(policy, 1, STEPS)
-        reached = Pair(policy, 1, random.Random(seed)).run(STEPS)
-        assert reached == (hang.trainer_steps if hang else STEPS), (policy, hang)
+        steps = reached(policy, 1, seed, STEPS)
+        if policy.max_staleness is None:
+            assert steps == (hang.trainer_steps if hang else STEPS), (policy, hang)
+        else:  # what is dropped can bring the end about earlier
+            assert (steps == STEPS) == (hang is None), (policy, hang)
 
 
 def test_a_run_that_ends_before_the_hang_is_not_refused() -> None:
@@ -138,6 +58,6 @@ def test_a_run_that_ends_before_the_hang_is_not_refused() -> None:
     policy = SyncPolicy(Style.FIXED, 2, 1, 4, 8, 8)
     hang = find_hang(policy, 1, None)
     assert hang is not None
-    assert Pair(policy, 1, random.Random(0)).run(100) == hang.trainer_steps
+    assert reached(policy, 1, 0, 100) == hang.trainer_steps
     assert find_hang(policy, 1, hang.trainer_steps) is None
     assert find_hang(policy, 1, hang.trainer_steps + 1) is not None

@@ -1,0 +1,81 @@
+"""What takes time in a pair that runs without services."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from common.sync.explorer_machine import Version
+
+
+class Kind(StrEnum):
+    """What takes time."""
+
+    ROLLOUT = "rollout"
+    """An explorer makes a group."""
+    GROUP = "group"
+    """A group is on its way to the trainer."""
+    FINISHED = "finished"
+    """The word that nothing more comes is on its way to the trainer."""
+    CREDIT = "credit"
+    """A credit is on its way to an explorer."""
+    PUSH = "push"
+    """A version is on its way to an explorer."""
+    SWAP = "swap"
+    """An explorer swaps a version in."""
+    OUTCOME = "outcome"
+    """The word that a version is live is on its way to the trainer."""
+    ASK = "ask"
+    """A RequestSync is on its way to the trainer."""
+    ANSWER = "answer"
+    """The answer to it is on its way to the explorer."""
+    TRAIN = "train"
+    """A trainer step runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """One group of rollouts."""
+
+    explorer: int
+    ordinal: int
+    explore_step: int
+    oldest: Version
+    """The version that was live when it began."""
+    newest: Version
+    """The version that was live when it ended."""
+    place: int = -1
+    """In its explorer's spool, from 0."""
+
+    @property
+    def turn(self) -> tuple[int, int, int]:
+        """Oldest version first."""
+        return (self.oldest[1], self.ordinal, self.explorer)
+
+
+@dataclass(frozen=True, slots=True)
+class Happening:
+    """Something that has begun."""
+
+    kind: Kind
+    explorer: int = -1
+    """Whose; -1: the trainer's own."""
+    incarnation: int = 0
+    """Of the stream, or of the process, that it belongs to: what belongs to an earlier one comes to nothing."""
+    version: Version = (0, 0)
+    limit: int = 0
+    """Of a credit."""
+    newer: bool = False
+    """Of an answer."""
+    group: Group | None = None
+
+    @property
+    def channel(self) -> tuple[object, ...]:
+        """Happenings of one channel keep their order; rollouts have one each."""
+        match self.kind:
+            case Kind.ROLLOUT:
+                return (self.kind, self.explorer, self.incarnation, self.group and self.group.ordinal)
+            case Kind.GROUP | Kind.FINISHED:
+                return ("stream", self.explorer)
+            case _:
+                return (self.kind, self.explorer)

@@ -1,0 +1,383 @@
+"""Both sides of a run, without services: the two machines, and between them what the services do, as plain data.
+
+Whatever takes time is a `Happening`: it is handed to `post` when it begins, and to `Pair.happen` when it is over. So who
+drives the pair decides when things happen: the simulator by durations, the property tests in any order they like. What is
+posted under one `channel` must happen in the order in which it was posted.
+
+A stream that is cut loses what is on it; what it lost is sent again when the explorer joins again. A trainer or an explorer that
+restarts goes on from what it had stored: its checkpoint, its spool.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import replace
+from types import MappingProxyType
+
+from common.sync import explorer_machine, trainer_machine
+from common.sync.actions import (
+    AnswerSync,
+    ApplyWeights,
+    AskForSync,
+    Deliver,
+    ExplorerAction,
+    Finish,
+    Grant,
+    Publish,
+    StartGroups,
+    TrainerAction,
+)
+from common.sync.events import (
+    CreditGranted,
+    CreditRevoked,
+    DrainRequested,
+    ExplorerEvent,
+    ExplorerFinished,
+    ExplorerJoined,
+    ExplorerLeft,
+    GroupFinished,
+    GroupsDropped,
+    GroupsReceived,
+    NothingNewer,
+    RunEnding,
+    SyncRequested,
+    TasksetEnded,
+    TrainerEvent,
+    TrainStepDone,
+    TrainStepStarted,
+    WeightsApplied,
+    WeightsDelivered,
+    WeightsStaged,
+)
+from common.sync.explorer_machine import ExplorerSyncState, Version
+from common.sync.happening import Group, Happening, Kind
+from common.sync.parties import Account, Checkpoint, Explorer, Stored
+from common.sync.policy import SyncPolicy
+from common.sync.trainer_machine import TrainerSyncState
+
+
+class Pair:
+    """One trainer and its explorers."""
+
+    def __init__(
+        self,
+        policy: SyncPolicy,
+        explorers: int,
+        post: Callable[[Happening], None],
+        *,
+        total_steps: int | None = None,
+        tasks: int | None = None,
+    ) -> None:
+        """`tasks` are those of each explorer; None: endless."""
+        self.policy = policy
+        self.total_steps = total_steps
+        self.tasks = tasks
+        self.epoch = 1
+        self.trainer = TrainerSyncState()
+        self.explorers = [Explorer(f"explorer-{index}") for index in range(explorers)]
+        self.accounts = [Account() for _ in range(explorers)]
+        self.queue: list[tuple[tuple[int, int, int], Group]] = []
+        """A heap, oldest version first."""
+        self.batch: list[Group] = []
+        """What the running step trains on."""
+        self.dropped: Counter[str] = Counter()
+        self.ending = False
+        self.lineage: tuple[tuple[int, int], ...] = ()
+        """(run epoch, last step that counts) of the epochs before."""
+        self._post = post
+        self._index = {explorer.name: index for index, explorer in enumerate(self.explorers)}
+
+    # --- what a driver can make happen ------------------------------------------------------------------------------
+
+    def join(self, index: int) -> None:
+        """The explorer's stream is opened, and what the trainer lacks is sent again."""
+        explorer, account = self.explorers[index], self.accounts[index]
+        explorer.connected = True
+        explorer.streams += 1
+        live = explorer.state.version
+        self.feed_trainer(
+            ExplorerJoined(
+                explorer.name,
+                applied=live[1] if live[0] == self.epoch else None,
+                started=explorer.state.started,
+                received=account.received,
+                gone=sum(place < account.received for place in account.gone),
+            )
+        )
+        for group in explorer.spool[account.received :]:
+            self._send(Kind.GROUP, index, group)
+        if explorer.finishes:
+            self._send(Kind.FINISHED, index)
+        if explorer.asked is not None and explorer.call_failed:
+            # The call is made again until there is an answer; a version that came meanwhile is one.
+            explorer.call_failed = False
+            if explorer.state.version > explorer.asked:
+                explorer.asked = None
+            else:
+                self._post(Happening(Kind.ASK, index, explorer.life))
+
+    def cut(self, index: int) -> None:
+        """The explorer's stream breaks."""
+        explorer = self.explorers[index]
+        if explorer.connected:
+            explorer.connected = False
+            self.feed_trainer(ExplorerLeft(explorer.name))
+            self.feed_explorer(index, CreditRevoked())
+
+    def restart_explorer(self, index: int) -> None:
+        """The explorer is killed and comes back, not joined yet: what was in flight begins anew on the first version it gets."""
+        self.cut(index)
+        explorer = self.explorers[index]
+        stored = explorer.stored
+        explorer.life += 1
+        explorer.running = dict(stored.running)
+        explorer.tasks_taken = stored.tasks_taken
+        explorer.asked = None
+        explorer.finishes = 0
+        explorer.state = ExplorerSyncState(
+            phase=stored.state.phase,
+            window=stored.state.window,
+            explore_step=stored.state.explore_step,
+            unstarted=stored.state.unstarted,
+            started=stored.state.started,
+            credit_limit=stored.state.started,
+            in_flight=MappingProxyType(dict(Counter(stored.running.values()))),
+            taskset_ended=stored.state.taskset_ended,
+        )
+
+    def checkpoint(self) -> Checkpoint:
+        """What a trainer that is killed later can restart from."""
+        gone = tuple(frozenset(account.gone) for account in self.accounts)
+        return Checkpoint(self.trainer.step, gone, self.lineage, self.epoch)
+
+    def restart_trainer(self, checkpoint: Checkpoint) -> None:
+        """The trainer is killed and comes back from the checkpoint; no explorer is joined yet."""
+        for explorer in self.explorers:
+            explorer.connected = False
+            explorer.call_failed = True
+        self.lineage = (*checkpoint.lineage, (checkpoint.epoch, checkpoint.step))
+        self.epoch += 1
+        self.trainer = TrainerSyncState(step=checkpoint.step)
+        self.queue, self.batch = [], []
+        for account, gone in zip(self.accounts, checkpoint.gone, strict=True):
+            account.gone = set(gone)
+            account.received = 0
+            while account.received in gone:
+                account.received += 1
+        for index in range(len(self.explorers)):
+            self.feed_explorer(index, CreditRevoked())
+
+    def can_train(self) -> bool:
+        """Whether a step may start now."""
+        if self.is_over() or not trainer_machine.may_train(self.trainer, self.policy):
+            return False
+        return len(self.queue) >= self.policy.groups_per_train_step or (self._nothing_comes() and bool(self.queue))
+
+    def start_training(self) -> None:
+        """Takes a batch, oldest version first, and starts a step."""
+        count = min(self.policy.groups_per_train_step, len(self.queue))
+        self.batch = [heapq.heappop(self.queue)[1] for _ in range(count)]
+        taken = Counter(self.explorers[group.explorer].name for group in self.batch)
+        self.feed_trainer(TrainStepStarted(tuple(sorted(taken.items()))))
+        self._post(Happening(Kind.TRAIN, incarnation=self.epoch))
+
+    def is_over(self) -> bool:
+        """Whether all steps are done, or no data is left for another one."""
+        if self.trainer.training:
+            return False
+        if self.total_steps is not None and self.trainer.step >= self.total_steps:
+            return True
+        return self._nothing_comes() and not self.queue
+
+    def begin_end(self) -> None:
+        """The run is over: the explorers are asked to drain."""
+        self.ending = True
+        for index, explorer in enumerate(self.explorers):
+            if explorer.connected:
+                self.feed_explorer(index, DrainRequested())
+
+    def end(self) -> bool:
+        """Publishes the final weights once all are drained; True when everybody has them."""
+        if any(explorer.connected and explorer.state.in_flight for explorer in self.explorers):
+            return False
+        if not self.trainer.ending:
+            self.feed_trainer(RunEnding())
+        arriving = any(view.connected and view.target is not None for view in self.trainer.explorers.values())
+        return not arriving and not trainer_machine.is_due(self.trainer, self.policy)
+
+    def happen(self, happening: Happening) -> None:
+        """What has begun is over."""
+        index = happening.explorer
+        if happening.kind is Kind.TRAIN:
+            if happening.incarnation == self.epoch:
+                self._trained()
+            return
+        explorer = self.explorers[index]
+        of_process = happening.kind in {Kind.ROLLOUT, Kind.SWAP, Kind.ASK, Kind.ANSWER}
+        if happening.incarnation != (explorer.life if of_process else explorer.streams):
+            return
+        if not of_process and not explorer.connected:
+            return
+        self._over(explorer, happening)
+
+    def drop_stale(self) -> None:
+        """Drops what would be too stale in the next step."""
+        bound = self.policy.max_staleness
+        while bound is not None and self.queue and self.trainer.step - self.queue[0][1].oldest[1] > bound:
+            self._drop(heapq.heappop(self.queue)[1], "too_stale")
+
+    # --- the machines and what they order -----------------------------------------------------------------------------
+
+    def feed_trainer(self, event: TrainerEvent) -> None:
+        """Takes an event to the trainer's machine, and begins what it orders."""
+        self.trainer, actions = trainer_machine.step(self.trainer, event, self.policy)
+        for action in actions:
+            self._start_for_trainer(action)
+
+    def feed_explorer(self, index: int, event: ExplorerEvent) -> None:
+        """Takes an event to an explorer's machine, and begins what it orders."""
+        explorer = self.explorers[index]
+        events = deque([event])
+        while events:
+            explorer.state, actions = explorer_machine.step(explorer.state, events.popleft(), self.policy)
+            for action in actions:
+                self._start_for_explorer(index, action, events)
+
+    def _start_for_trainer(self, action: TrainerAction) -> None:
+        match action:
+            case Publish(step, names):
+                for name in names:
+                    self._send(Kind.PUSH, self._index[name], version=(self.epoch, step))
+            case Deliver(step, name):
+                self._send(Kind.PUSH, self._index[name], version=(self.epoch, step))
+            case Grant(name, limit, min_step):
+                self._send(Kind.CREDIT, self._index[name], version=(self.epoch, min_step), limit=limit)
+            case AnswerSync(name, newer, _):
+                index = self._index[name]
+                self._post(Happening(Kind.ANSWER, index, self.explorers[index].life, newer=newer))
+
+    def _start_for_explorer(self, index: int, action: ExplorerAction, events: deque[ExplorerEvent]) -> None:
+        explorer = self.explorers[index]
+        match action:
+            case StartGroups(explore_step, count, first):
+                for ordinal in range(first, first + count):
+                    if self.tasks is not None and explorer.tasks_taken >= self.tasks:
+                        events.append(TasksetEnded(explore_step, first + count - ordinal))
+                        return
+                    explorer.tasks_taken += 1
+                    explorer.running[ordinal] = explore_step
+                    self._roll_out(index, ordinal, explorer.state.version)
+            case ApplyWeights(epoch, step):
+                self._post(Happening(Kind.SWAP, index, explorer.life, (epoch, step)))
+            case AskForSync():
+                explorer.asked = explorer.state.version
+                explorer.call_failed = False
+                self._post(Happening(Kind.ASK, index, explorer.life))
+            case Finish():
+                explorer.finishes += 1
+                self._send(Kind.FINISHED, index)
+            case _:
+                pass
+
+    def _send(
+        self, kind: Kind, index: int, group: Group | None = None, *, version: Version = (0, 0), limit: int = 0
+    ) -> None:
+        if self.explorers[index].connected:
+            self._post(Happening(kind, index, self.explorers[index].streams, version, limit, group=group))
+
+    def _roll_out(self, index: int, ordinal: int, version: Version) -> None:
+        explorer = self.explorers[index]
+        group = Group(index, ordinal, explorer.running[ordinal], version, version)
+        self._post(Happening(Kind.ROLLOUT, index, explorer.life, group=group))
+
+    def _spool(self, index: int, group: Group) -> None:
+        explorer = self.explorers[index]
+        del explorer.running[group.ordinal]
+        spooled = replace(group, newest=explorer.state.version, place=len(explorer.spool))
+        explorer.spool.append(spooled)
+        explorer.stored = Stored(explorer.state, dict(explorer.running), explorer.tasks_taken)
+        self._send(Kind.GROUP, index, spooled)
+        self.feed_explorer(index, GroupFinished(group.explore_step))
+
+    def _receive(self, index: int, group: Group) -> None:
+        account, name = self.accounts[index], self.explorers[index].name
+        account.received += 1
+        self.feed_trainer(GroupsReceived(name, 1))
+        if group.place in account.gone:
+            self.feed_trainer(GroupsDropped(name, 1))
+        elif not self._holds(group.newest):
+            self._drop(group, "lost_lineage")
+        else:
+            heapq.heappush(self.queue, (group.turn, group))
+
+    def _drop(self, group: Group, reason: str) -> None:
+        self.dropped[reason] += 1
+        self.accounts[group.explorer].gone.add(group.place)
+        self.feed_trainer(GroupsDropped(self.explorers[group.explorer].name, 1))
+
+    def _stage(self, index: int, version: Version) -> None:
+        state = self.explorers[index].state
+        if version == state.version:
+            self._send(Kind.OUTCOME, index, version=version)
+        elif version > max(state.version, state.staged or (0, 0)):
+            self.feed_explorer(index, WeightsStaged(*version))
+
+    def _swapped(self, index: int, version: Version) -> None:
+        explorer = self.explorers[index]
+        if explorer.state.version == (0, 0):
+            for ordinal in explorer.running:
+                self._roll_out(index, ordinal, version)
+        self.feed_explorer(index, WeightsApplied(*version))
+        if version[0] == self.epoch:
+            self._send(Kind.OUTCOME, index, version=version)
+
+    def _over(self, explorer: Explorer, happening: Happening) -> None:
+        index, version = happening.explorer, happening.version
+        match happening.kind:
+            case Kind.ROLLOUT if happening.group is not None:
+                self._spool(index, happening.group)
+            case Kind.GROUP if happening.group is not None:
+                self._receive(index, happening.group)
+            case Kind.FINISHED:
+                self.feed_trainer(ExplorerFinished(explorer.name))
+            case Kind.CREDIT:
+                self.feed_explorer(index, CreditGranted(happening.limit, version[1]))
+            case Kind.PUSH:
+                self._stage(index, version)
+            case Kind.SWAP:
+                self._swapped(index, version)
+            case Kind.OUTCOME:
+                self.feed_trainer(WeightsDelivered(explorer.name, version[1]))
+            case Kind.ASK:
+                self._ask(explorer)
+            case _:
+                self._answer(index, newer=happening.newer)
+
+    def _ask(self, explorer: Explorer) -> None:
+        if explorer.name in self.trainer.explorers:
+            self.feed_trainer(SyncRequested(explorer.name))
+        else:
+            explorer.call_failed = True
+
+    def _answer(self, index: int, *, newer: bool) -> None:
+        if self.explorers[index].asked is not None:
+            self.explorers[index].asked = None
+            if not newer:
+                self.feed_explorer(index, NothingNewer())
+
+    def _trained(self) -> None:
+        for group in self.batch:
+            self.accounts[group.explorer].gone.add(group.place)
+        self.batch = []
+        self.feed_trainer(TrainStepDone())
+
+    def _nothing_comes(self) -> bool:
+        views = self.trainer.explorers.values()
+        return bool(views) and all(view.finished for view in views)
+
+    def _holds(self, version: Version) -> bool:
+        """Whether the present weights descend from this version."""
+        later = [step for epoch, step in self.lineage if epoch >= version[0]]
+        return version[0] == self.epoch or (bool(later) and version[1] <= min(later))
