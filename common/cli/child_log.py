@@ -10,6 +10,7 @@ from common.cli.words import clean
 
 _TAIL_BYTES = 64 << 10
 _SHOWN_LINES = 6
+_SHOWN_ERRORS = 3
 _ERRORS = frozenset({"error", "critical", "exception"})
 _BLAMES_THE_PEER = frozenset({"PEER_FAILED", "PEER_UNAVAILABLE"})
 """Reasons of a service that ended because the other one did."""
@@ -45,10 +46,10 @@ def log_end(path: Path, offset: int) -> LogEnd:
         if event is not None:
             break
         raw.insert(0, clean(line))
-    said = [*errors[-_SHOWN_LINES:], *raw[-_SHOWN_LINES:]] or [
+    said = [*errors[-_SHOWN_ERRORS:], *raw[-_SHOWN_LINES:]] or [
         _said(event) if event is not None else clean(line) for line, event in events[-_SHOWN_LINES:]
     ]
-    return LogEnd(tuple(said[-_SHOWN_LINES:]), blames_peer=last.get("reason") in _BLAMES_THE_PEER)
+    return LogEnd(tuple(said), blames_peer=last.get("reason") in _BLAMES_THE_PEER)
 
 
 def _parse(line: str) -> dict[str, object] | None:

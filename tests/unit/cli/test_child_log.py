@@ -46,6 +46,12 @@ def test_a_traceback_from_outside_the_log_is_shown(tmp_path: Path) -> None:
     assert log_end(log, 0).lines == ("Traceback (most recent call last):", "ImportError: no libfoo")
 
 
+def test_what_python_complains_of_at_its_end_does_not_hide_the_cause(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    write(log, event(event="run_failed", level="error", error="the cause"), *(f"Exception {i}" for i in range(9)))
+    assert log_end(log, 0).lines == ("run_failed: the cause", *(f"Exception {i}" for i in range(3, 9)))
+
+
 def test_without_any_error_the_last_lines_say_how_far_it_came(tmp_path: Path) -> None:
     log = tmp_path / "log"
     write(log, *(event(event=f"step {number}", level="info") for number in range(20)))
