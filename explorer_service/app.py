@@ -10,7 +10,7 @@ import structlog
 from common.changes import Changes
 from common.config.describe import describe_sync, sync_policy
 from common.config.root import TandemConfig
-from common.errors import PeerFailed, PeerUnavailable, RunMismatch, TandemError
+from common.errors import PeerFailed, PeerUnavailable, RunMismatch, ShuttingDown, TandemError, WaitTimedOut
 from common.models.tokenizer import load_tokenizer, tokenizer_hash
 from common.monitor.build import build_sinks
 from common.monitor.monitor import Monitor
@@ -83,6 +83,8 @@ class ExplorerStage:
             message = error.message if isinstance(error, TandemError) else f"{type(error).__name__}: {error}"
             self._status.failure = message
             self._status.enter(explorer_pb2.EXPLORER_STATE_FAILED, message)
+            if self._servicer.parts is not None and self._end is None:
+                self._servicer.parts.stream.end(PeerFailed(message))
             raise
         finally:
             await self._close()
@@ -179,7 +181,7 @@ class ExplorerStage:
             batch_size=self._config.explorer.batch_size,
             protocol_revision=PROTOCOL_REVISION,
             acknowledged_through=spool.acknowledged,
-            acknowledged_groups=state.started - len(state.in_flight) - spool.pending_groups,
+            acknowledged_groups=spool.acknowledged_groups,
         )
 
     async def _check_taskset(self, taskset: Taskset) -> None:
@@ -211,9 +213,9 @@ class ExplorerStage:
         timeout = self._config.explorer.peer_timeout
         while True:
             try:
-                async with asyncio.timeout(timeout), self._status.waiting("a trainer's stream", None):
+                async with self._status.waiting("a trainer's stream", timeout):
                     await self._changes.until(lambda: stream.connected)
-            except TimeoutError:
+            except WaitTimedOut:
                 raise PeerUnavailable(f"no trainer for {timeout:g} seconds") from None
             await self._changes.until(lambda: not stream.connected)
 
@@ -233,13 +235,20 @@ class ExplorerStage:
             await self._changes.until(differs)
 
     async def _close(self) -> None:
-        await self._server.stop()
-        if self._client is not None:
-            await self._client.close()
-        if self._engine is not None:
-            await self._engine.close()
-        await self._spool.close()
-        self._monitor.close()
+        parts = self._servicer.parts
+        if parts is not None:
+            parts.explorer.cancel()
+            parts.stream.end(ShuttingDown("the explorer ends"))
+            parts.weights.close()
+        try:
+            self._monitor.close()
+        finally:
+            await self._server.stop()
+            if self._client is not None:
+                await self._client.close()
+            if self._engine is not None:
+                await self._engine.close()
+            await self._spool.close()
 
 
 def _state_of(explorer: Explorer, policy: Any) -> tuple[int, str]:

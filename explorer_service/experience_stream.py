@@ -15,7 +15,7 @@ import structlog
 
 from common.changes import Changes
 from common.config.root import TandemConfig
-from common.errors import PeerFailed, ProtocolViolation, RunMismatch, StaleEpoch
+from common.errors import ProtocolViolation, RunMismatch, StaleEpoch, TandemError
 from common.rpc.peers import plain
 from common.status import StatusBoard
 from common.sync.events import CreditGranted, CreditRevoked
@@ -74,6 +74,7 @@ class ExperienceStream:
         self._session: _Session | None = None
         self._metrics: deque[explorer_pb2.ExplorerMetrics] = deque(maxlen=METRICS_KEPT)
         self._finished: explorer_pb2.Finished | None = None
+        self._ended: TandemError | None = None
 
     @property
     def connected(self) -> bool:
@@ -90,10 +91,10 @@ class ExperienceStream:
         self._finished = explorer_pb2.Finished(last_sequence=self._spool.counters.last_sequence, groups=groups)
         self._changes.notify()
 
-    def fail(self, message: str) -> None:
-        """Tells the trainer that the explorer ends, and why: its stream ends with PeerFailed."""
-        if self._session is not None and self._session.failure is None:
-            self._session.failure = PeerFailed(message)
+    def end(self, why: TandemError) -> None:
+        """The explorer ends: the open stream ends with this error, and so does any that is opened from here on."""
+        if self._ended is None:
+            self._ended = why
         self._changes.notify()
 
     async def serve(self, requests: Requests) -> AsyncGenerator[Outgoing, None]:
@@ -121,13 +122,16 @@ class ExperienceStream:
             await asyncio.wait([reader])
 
     async def _open(self, opening: explorer_pb2.StreamOpen) -> _Session:
+        if self._ended is not None:
+            raise self._ended
         self._check_run(opening.run_name)
         if opening.run_epoch == 0:
             raise ProtocolViolation("run epochs start at 1")
         spool = self._spool.counters
-        if opening.received_through > spool.last_sequence:
+        held = max(opening.received_through, opening.acked_through)
+        if held > spool.last_sequence:
             raise RunMismatch(
-                f"the trainer holds batch {opening.received_through}, this spool ends at {spool.last_sequence}: it is not "
+                f"the trainer holds batch {held}, this spool ends at {spool.last_sequence}: it is not "
                 "the spool that it knows"
             )
         # What is committed stays, so everything else was checked before.
@@ -194,10 +198,7 @@ class ExperienceStream:
         spool = self._spool.counters
         while True:
             await self._changes.until(lambda: self._has_something(session))
-            if session.displaced:
-                raise StaleEpoch("another stream of the trainer took this one's place")
-            if session.failure is not None:
-                raise session.failure
+            self._check_goes_on(session)
             if session.cursor < spool.last_sequence:
                 before = session.cursor
                 for sequence, data in await self._spool.call(spool.read_after, before, BATCHES_AT_ONCE):
@@ -210,12 +211,20 @@ class ExperienceStream:
             elif self._finished is not None and not session.finished_sent:
                 session.finished_sent = True
                 yield explorer_pb2.StreamExperiencesResponse(finished=self._finished)
-            if not session.reading:
+            if not session.reading and session.failure is None:
                 return
+
+    def _check_goes_on(self, session: _Session) -> None:
+        if session.displaced:
+            raise StaleEpoch("another stream of the trainer took this one's place")
+        error = self._ended or session.failure
+        if error is not None:
+            raise error
 
     def _has_something(self, session: _Session) -> bool:
         return (
             session.displaced
+            or self._ended is not None
             or session.failure is not None
             or not session.reading
             or session.cursor < self._spool.counters.last_sequence

@@ -96,18 +96,25 @@ class Explorer:
         self._interrupted = list(progress.in_flight.values())
         self._tasks: asyncio.TaskGroup | None = None
         self._running: set[asyncio.Task[None]] = set()
+        self._ended = False
 
     async def run(self, tasks: asyncio.TaskGroup) -> None:
         """Spools what groups make, until it is cancelled; an error in any of its tasks ends the group of tasks."""
         self._tasks = tasks
         self._metrics.start(self.state.explore_step)
-        while True:
-            await self._changes.until(lambda: bool(self._finished_groups))
-            await self._until_spool_has_room()
-            await self._spool_finished()
+        try:
+            while True:
+                await self._changes.until(lambda: bool(self._finished_groups))
+                await self._until_spool_has_room()
+                await self._spool_finished()
+        finally:
+            # The group of tasks ends: what a stream or a push still feeds must start nothing in it.
+            self._ended = True
 
     def feed(self, event: ExplorerEvent) -> None:
-        """Takes an event to the machine, and starts what it orders."""
+        """Takes an event to the machine, and starts what it orders; nothing once the explorer ends."""
+        if self._ended:
+            return
         self._events.append(event)
         if len(self._events) > 1:
             return  # fed by an action of an event that is being worked on: its turn comes below
@@ -138,6 +145,7 @@ class Explorer:
 
     def cancel(self) -> None:
         """Ends whatever is still in flight; it is made again by the next incarnation."""
+        self._ended = True
         for task in self._running:
             task.cancel()
 

@@ -20,7 +20,7 @@ from common.checkpoint.manifest_file import verify
 from common.checkpoint.paths import resolve_under
 from common.checkpoint.weights_file import read_weights
 from common.config.root import TandemConfig
-from common.errors import ManifestMismatch, ProtocolViolation, StaleEpoch, StaleVersion
+from common.errors import ManifestMismatch, ProtocolViolation, ShuttingDown, StaleEpoch, StaleVersion
 from common.sync.events import WeightsStaged
 from common.weights.finite import check_finite
 from common.weights.manifest import DTYPES, Manifest, build_manifest
@@ -78,6 +78,7 @@ class WeightIntake:
         self._on_staged = on_staged
         self._staged: StagedVersion | None = None
         self._last_apply = (0.0, 0.0)
+        self._closed = False
 
     async def admit(self, version: PolicyVersion) -> bool:
         """Whether the version must be brought here; False when it is live or staged already.
@@ -148,13 +149,23 @@ class WeightIntake:
         return version
 
     def outcome_of(self, order: tuple[int, int]) -> Outcome | None:
-        """What became of the version of this (run epoch, step); None while it waits."""
+        """What became of the version of this (run epoch, step); None while it waits.
+
+        Raises ShuttingDown when it will wait in vain.
+        """
         if self.live.order == order:
             return Outcome(self.live, True, *self._last_apply)
         newest = self._staged.version if self._staged is not None else self.live
         if newest.order > order:
             return Outcome(newest, False)
+        if self._closed:
+            raise ShuttingDown("the explorer ends")
         return None
+
+    def close(self) -> None:
+        """The explorer ends, and applies nothing more: who waits for an outcome is told so."""
+        self._closed = True
+        self.changes.notify()
 
     async def _stage(self, staged: StagedVersion) -> None:
         # Only now: an epoch is committed for good, so a version that is refused must not bring one in.

@@ -16,7 +16,7 @@ from common.checkpoint.store import CheckpointStore, LoadedCheckpoint
 from common.config.describe import describe_sync, sync_policy
 from common.config.root import TandemConfig
 from common.config.stages import result_folder
-from common.errors import TandemError
+from common.errors import StaleEpoch, TandemError
 from common.logging import bind_context
 from common.models.tokenizer import load_tokenizer, tokenizer_hash
 from common.monitor.build import build_sinks
@@ -91,7 +91,8 @@ class TrainerStage:
             await self._server.set_serving(serving=True)
             await self._train(stage)
         except BaseException as error:
-            await self._report_failure(error, fleet)
+            self._status.failure = _shown(error)
+            self._status.enter(trainer_pb2.TRAINER_STATE_FAILED, self._status.failure)
             raise
         finally:
             await self._close(fleet)
@@ -190,9 +191,14 @@ class TrainerStage:
             )
             try:
                 await stage.trainer.run(fleet.publish_final)
-            finally:
-                if self._control.signal is None and self._control.failure is None:
+                if self._control.signal is None:
                     await fleet.stop(self._control.stop_reason or "the run is finished", finished=True)
+            except StaleEpoch:
+                raise  # a successor has the explorers
+            except Exception as error:
+                await fleet.stop(f"the trainer failed: {_shown(error)}", finished=False)
+                raise
+            finally:
                 watching.cancel()
                 await asyncio.gather(watching, return_exceptions=True)
         final = stage.saver.saving_at(stage.trainer.step)
@@ -204,24 +210,19 @@ class TrainerStage:
         )
         log.info("trained", steps=stage.trainer.step, reason=ended or "finished")
 
-    async def _report_failure(self, error: BaseException, fleet: Fleet | None) -> None:
-        message = error.message if isinstance(error, TandemError) else f"{type(error).__name__}: {error}"
-        self._status.failure = message
-        self._status.enter(trainer_pb2.TRAINER_STATE_FAILED, message)
-        if fleet is not None and isinstance(error, Exception):
-            await fleet.stop(f"the trainer failed: {message}", finished=False)
-
     async def _close(self, fleet: Fleet | None) -> None:
         stage = self._servicer.stage
         if stage is not None and stage.sync is not None:
             stage.sync.close()
         if fleet is not None:
             await fleet.close()
-        await self._server.stop()
-        await asyncio.to_thread(self._worker.close)
-        if stage is not None:
-            await asyncio.to_thread(stage.saver.close)
-        self._monitor.close()
+        try:
+            self._monitor.close()  # ends WatchMetrics too, for which the server would wait
+        finally:
+            await self._server.stop()
+            await asyncio.to_thread(self._worker.close)
+            if stage is not None:
+                await asyncio.to_thread(stage.saver.close)
 
     def _lineage(self, loaded: LoadedCheckpoint | None) -> Lineage:
         if loaded is None:
@@ -261,6 +262,10 @@ class TrainerStage:
             extra_metrics=fleet.metrics if fleet is not None else dict,
             on_step_without_saves=acknowledge,
         )
+
+
+def _shown(error: BaseException) -> str:
+    return error.message if isinstance(error, TandemError) else f"{type(error).__name__}: {error}"
 
 
 async def _nothing_to_publish() -> None:

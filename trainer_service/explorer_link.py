@@ -7,6 +7,7 @@ and nothing comes twice, whatever cut the one before.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Awaitable
 from typing import Protocol, TypeVar
@@ -98,7 +99,11 @@ class ExplorerLink:
         self.finished = False
         self.applied = PolicyVersion(0, 0)
         self.credit_limit = 0
+        self.met = False
+        """It answered the last opening with a hello, fit for this run or not."""
         self.last_error: TandemError | None = None
+        self.peer_failure: PeerFailed | None = None
+        """What it said that it failed with, until it is back."""
         self.unreachable_since = time.monotonic()
         self._config = config
         self._run_epoch = run_epoch
@@ -115,6 +120,7 @@ class ExplorerLink:
         self._tasks: asyncio.TaskGroup | None = None
         self._in_delivery: set[asyncio.Task[None]] = set()
         self._transferring = False
+        self._was_connected = False
 
     async def run(self) -> None:
         """Keeps the stream open until it is cancelled, or the explorer has finished and its stream has ended."""
@@ -126,7 +132,9 @@ class ExplorerLink:
                 if self.last_error is None or str(error) != str(self.last_error):
                     log.warning("explorer_unreachable", address=self.address, error=error.message)
                 self.last_error = error
-            else:
+                if isinstance(error, PeerFailed):
+                    self.peer_failure = error
+            if self._was_connected:
                 pause = pauses()
             seconds = next(pause)
             async with self._status.waiting(f"explorer {self.explorer_id} at {self.address}", None):
@@ -172,6 +180,7 @@ class ExplorerLink:
 
     async def _stream(self) -> None:
         self._outbox = asyncio.Queue()
+        self.met = self._was_connected = False
         # Responses come as their wire bytes: gRPC turns an error of a deserializer into an end of the stream.
         call = self._channel.stream_stream(
             STREAM_METHOD,
@@ -197,8 +206,9 @@ class ExplorerLink:
                 log.info("explorer_left", explorer=self.explorer_id)
 
     async def _write(self, call: Call) -> None:
-        while True:
-            await call.write(await self._outbox.get())
+        with contextlib.suppress(asyncio.InvalidStateError):  # the call has ended; reading from it says why
+            while True:
+                await call.write(await self._outbox.get())
 
     async def _read_all(self, call: Call) -> None:
         await call.write(explorer_pb2.StreamExperiencesRequest(open=self._opening()))
@@ -206,6 +216,7 @@ class ExplorerLink:
             first = await self._read(call)
         if not isinstance(first, explorer_pb2.StreamExperiencesResponse) or first.WhichOneof("message") != "hello":
             raise ProtocolViolation(f"explorer {self.address} did not open its stream with a hello")
+        self.met = True
         self._greet(first.hello)
         while (response := await self._read(call)) is not None:
             if isinstance(response, BatchView):
@@ -257,10 +268,19 @@ class ExplorerLink:
                 f"explorer {hello.explorer_id} has lost its spool: it stands at batch {hello.last_sequence}, "
                 f"and we have received {account.received_through}"
             )
+        lost = account.skip_to(hello.acknowledged_through, hello.acknowledged_groups)
+        if lost:
+            log.warning(
+                "experiences_lost_with_checkpoint",
+                explorer=hello.explorer_id,
+                groups=lost,
+                reason="they were trained and acknowledged under a checkpoint that we did not go on from",
+            )
         self.explorer_id = hello.explorer_id
         self.connected = True
+        self._was_connected = True
         self.finished = False
-        self.last_error = None
+        self.last_error = self.peer_failure = None
         self.applied = version_from_proto(hello.policy_version)
         self._sync.links[self.explorer_id] = self
         in_this_epoch = self.applied.run_epoch == self._run_epoch

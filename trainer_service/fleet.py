@@ -11,7 +11,7 @@ import structlog
 
 from common.changes import Changes
 from common.config.root import TandemConfig
-from common.errors import PeerUnavailable, TandemError
+from common.errors import PeerUnavailable, TandemError, WaitTimedOut
 from common.monitor.monitor import Monitor
 from common.status import StatusBoard
 from common.sync.events import RunEnding
@@ -79,6 +79,7 @@ class Fleet:
             log.info("explorer_moved", explorer=explorer_id, before=link.address, now=address)
             self.links.remove(link)
             self._running.pop(link).cancel()
+            self._tasks.create_task(link.close())
         link = ExplorerLink(
             address,
             self._config,
@@ -146,12 +147,13 @@ class Fleet:
             await self._each(links[:1], "evaluate", self._evaluate)
 
     async def stop(self, reason: str, *, finished: bool) -> None:
-        """Tells every explorer that is there that the run has ended."""
+        """Tells every explorer that the run has ended; when it failed, also those that turned out unfit for it."""
 
         async def stop(link: ExplorerLink) -> None:
             await link.stop(reason, finished=finished)
 
-        await self._each(self.connected(), "stop", stop)
+        links = self.connected() if finished else [link for link in self.links if link.met]
+        await self._each(links, "stop", stop)
 
     async def _evaluate(self, link: ExplorerLink) -> None:
         response = await link.evaluate()
@@ -179,9 +181,9 @@ class Fleet:
         timeout = self._config.trainer.peer_timeout
         while True:
             try:
-                async with asyncio.timeout(timeout), self._status.waiting("an explorer", None):
+                async with self._status.waiting("an explorer", timeout):
                     await self._changes.until(lambda: bool(self.connected()))
-            except TimeoutError:
+            except WaitTimedOut:
                 causes = "; ".join(self._causes()) or "none is configured (`explorers`), and none has registered"
                 raise PeerUnavailable(f"no explorer for {timeout:g} seconds: {causes}") from None
             await self._changes.until(lambda: not self.connected())
@@ -190,3 +192,5 @@ class Fleet:
         for link in self.links:
             if link.last_error is not None:
                 yield f"{link.address}: {link.last_error.message}"
+            if link.peer_failure is not None and link.peer_failure is not link.last_error:
+                yield f"before that: {link.peer_failure.message}"

@@ -9,10 +9,11 @@ from typing import Protocol
 import structlog
 
 from common.changes import Changes
+from common.errors import PeerUnavailable
 from common.status import StatusBoard
 from common.sync import trainer_machine
 from common.sync.actions import AnswerSync, Deliver, Grant, Publish, TrainerAction
-from common.sync.events import TrainerEvent
+from common.sync.events import ExplorerLeft, TrainerEvent
 from common.sync.policy import SyncPolicy
 from common.sync.trainer_machine import TrainerSyncState
 from common.weights.version import PolicyVersion
@@ -68,6 +69,8 @@ class SyncDriver:
 
     def feed(self, event: TrainerEvent) -> None:
         """Takes one event to the machine, and starts what it orders. Publications are exported before any later step."""
+        if isinstance(event, ExplorerLeft):
+            self._break_off_request(event.explorer)
         self.state, actions = trainer_machine.step(self.state, event, self.policy)
         for action in actions:
             self._start(action)
@@ -117,6 +120,13 @@ class SyncDriver:
         """Drops what is in progress."""
         for task in self._preparing:
             task.cancel()
+
+    def _break_off_request(self, explorer: str) -> None:
+        """The machine forgets who asked when the stream breaks, so the explorer has to ask again."""
+        answer = self._answers.pop(explorer, None)
+        if answer is not None and not answer.done():
+            answer.set_exception(PeerUnavailable(f"the stream of explorer {explorer} broke meanwhile; ask again"))
+            answer.exception()  # whoever asked may be gone too
 
     def _failed(self) -> BaseException | None:
         ready = self._publication.ready if self._publication is not None else None

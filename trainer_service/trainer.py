@@ -98,6 +98,7 @@ class Trainer:
             final = self._begin_save(final=True)
             if self._control.signal is None:
                 await publish_final()
+                self._control.raise_failure()
             self._status.enter(trainer_pb2.TRAINER_STATE_SAVING, f"final save at step {self.step}")
             await final
             await self._saver.all_done()

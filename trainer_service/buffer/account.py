@@ -4,7 +4,8 @@ Exactly once: a batch is taken in once, by its sequence number; a group leaves o
 highest sequence number below which every group has left. A checkpoint stores the frontier and, beyond it, the groups that
 have left already; everything else is still in the explorer's spool, which forgets a batch only after the frontier of a
 durable checkpoint has passed it. After a restart the explorer replays from the stored frontier, and the groups that had
-left are recognised by their ordinals.
+left are recognised by their ordinals. Only a trainer that goes on from an older checkpoint than the newest, or from none,
+meets an explorer that has forgotten more than that (`skip_to`).
 """
 
 from __future__ import annotations
@@ -57,6 +58,28 @@ class ExplorerAccount:
         self._present[batch.sequence] = {group.ordinal for group in fresh}
         self._advance()
         return fresh
+
+    def skip_to(self, acknowledged_through: int, acknowledged_groups: int) -> int:
+        """The explorer has forgotten what was acknowledged to it; returns the groups of these that we know nothing of.
+
+        An acknowledgement beyond our frontier was given by an earlier trainer from a checkpoint that this one did not go
+        on from. Those batches never come again, so they count as received and gone. Raises ProtocolViolation for numbers
+        that cannot be.
+        """
+        if acknowledged_through <= self.frontier:
+            return 0
+        trained = sum(len(gone) for at, gone in self._gone_beyond.items() if at <= acknowledged_through)
+        lost = acknowledged_groups - self._groups_below_frontier - trained
+        if self.received_through != self.frontier or lost < 0:
+            raise ProtocolViolation(
+                f"{self.explorer_id}: {acknowledged_groups} groups are said to be acknowledged through batch "
+                f"{acknowledged_through}; our frontier is {self.frontier} with {self._groups_below_frontier} groups, "
+                f"{self.received_through} batches were received"
+            )
+        self.frontier = self.received_through = acknowledged_through
+        self.received_groups = self.gone_groups = self._groups_below_frontier = acknowledged_groups
+        self._gone_beyond = {at: gone for at, gone in self._gone_beyond.items() if at > acknowledged_through}
+        return lost
 
     def let_go(self, group: ReceivedGroup) -> None:
         """The group was trained, or dropped and counted."""
