@@ -44,6 +44,7 @@ class PolicyHead:
         self._output = model.get_output_embeddings()
         with torch.no_grad():
             self._split = self._output is not None and model.base_model is not model and self._probe()
+            self.shares_prompts = self._probe_sharing()
 
     def _probe(self) -> bool:
         device = next(self._model.parameters()).device
@@ -52,13 +53,46 @@ class PolicyHead:
         parts = self._output(self._model.base_model(input_ids=ids, use_cache=False).last_hidden_state)
         return torch.equal(whole, parts)
 
+    def _probe_sharing(self) -> bool:
+        """Whether the model takes rows of a prompt and two responses, and gives them the numbers of plain rows.
+
+        Not where layers look back over a window only: their masks are made inside the model.
+        """
+        config = self._model.config.get_text_config()
+        if config._attn_implementation != "sdpa" or getattr(config, "sliding_window", None):  # noqa: SLF001 - the one place where it stands
+            return False
+        device = next(self._model.parameters()).device
+        prompt, left, right = [1, 2, 3], [4, 5], [6, 7]
+        vocabulary = int(config.vocab_size)
+
+        def logits(row: list[int], **more: torch.Tensor) -> torch.Tensor:
+            ids = torch.tensor([row], device=device).remainder(vocabulary)
+            found: torch.Tensor = self._model(input_ids=ids, use_cache=False, **more).logits[0].float()
+            return found
+
+        segment = torch.tensor([0, 0, 0, 1, 1, 2, 2], device=device)
+        seen = (segment.unsqueeze(0) == 0) | (segment.unsqueeze(0) == segment.unsqueeze(1))
+        mask = (seen & torch.ones(7, 7, dtype=torch.bool, device=device).tril())[None, None]
+        positions = torch.tensor([[0, 1, 2, 3, 4, 3, 4]], device=device)
+        shared = logits([*prompt, *left, *right], attention_mask=mask, position_ids=positions)
+        plain = torch.cat([logits([*prompt, *left]), logits([*prompt, *right])[3:]])
+        return torch.allclose(shared, plain, rtol=1e-3, atol=1e-3 * float(plain.abs().max()))
+
+    @property
+    def hidden_size(self) -> int:
+        """Of the model's blocks."""
+        return int(self._model.config.get_text_config().hidden_size)
+
     def statistics(self, micro: MicroBatch, temperature: float, *, entropy_gradient: bool) -> TokenStatistics:
         """The statistics of the micro-batch's action tokens under the model; temperature 0 (greedy) counts as 1."""
+        inputs = {"input_ids": micro.input_ids, "use_cache": False}
+        if micro.attention_mask is not None:
+            inputs |= {"attention_mask": micro.attention_mask, "position_ids": micro.position_ids}
         if self._split:
-            states = self._model.base_model(input_ids=micro.input_ids, use_cache=False).last_hidden_state
+            states = self._model.base_model(**inputs).last_hidden_state
             project = self._output
         else:
-            states = self._model(input_ids=micro.input_ids, use_cache=False).logits
+            states = self._model(**inputs).logits
             project = _identity
         rows = states.flatten(0, 1).index_select(0, micro.rows)
         width = self._model.config.get_text_config().vocab_size

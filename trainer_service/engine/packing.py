@@ -7,7 +7,8 @@ sequences of a micro-batch, `L` its padded length.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 
@@ -24,6 +25,8 @@ class PackedBatch:
     starts: torch.Tensor
     """int64 `[N]`: where each sequence begins in `tokens`."""
     lengths: torch.Tensor
+    """int64 `[N]`."""
+    prompt_lengths: torch.Tensor
     """int64 `[N]`."""
     sequence: torch.Tensor
     """int64 `[A]`: the sequence of each action token."""
@@ -48,6 +51,19 @@ class MicroBatch:
     """int64 `[A]`: the action tokens."""
     index: torch.Tensor
     """int64 `[A]`: where they lie among the whole batch's action tokens."""
+    position_ids: torch.Tensor | None = None
+    """int64 `[B, L]`, where a row is not one sequence from its start."""
+    attention_mask: torch.Tensor | None = None
+    """bool `[B, 1, L, L]`, where it is not the causal one."""
+
+    def to(self, device: torch.device) -> MicroBatch:
+        """The same on the device."""
+        moved: dict[str, Any] = {
+            field.name: None if value is None else value.to(device, non_blocking=True)
+            for field in fields(self)
+            for value in (getattr(self, field.name),)
+        }
+        return MicroBatch(**moved)
 
 
 def pack(batch: TrainBatch, vocabulary: int) -> PackedBatch:
@@ -68,6 +84,7 @@ def pack(batch: TrainBatch, vocabulary: int) -> PackedBatch:
         tokens=batch.tokens.long(),
         starts=offsets[:-1],
         lengths=lengths,
+        prompt_lengths=prompts,
         sequence=sequence,
         position=chosen - response_starts[sequence] + prompts[sequence],
         action_starts=torch.cat([offsets.new_zeros(1), counts.cumsum(0)]),

@@ -14,6 +14,7 @@ from trainer_service.algorithm.presets import Algorithm
 from trainer_service.engine.logprobs import PolicyHead
 from trainer_service.engine.metrics import StepMetrics
 from trainer_service.engine.packing import MicroBatch, PackedBatch, micro_batches
+from trainer_service.engine.shared_prompts import shared_micro_batches
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,13 +31,15 @@ class Computation:
         """The autocast that a forward pass runs in."""
         return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.autocast)
 
-    def split(self, packed: PackedBatch, sequences: torch.Tensor) -> list[MicroBatch]:
-        """The micro-batches of these sequences, on the device."""
-        parts = micro_batches(packed, sequences, self.microbatch_tokens)
-        return [
-            MicroBatch(*(t.to(self.device, non_blocking=True) for t in (m.input_ids, m.rows, m.targets, m.index)))
-            for m in parts
-        ]
+    def split(self, head: PolicyHead, packed: PackedBatch, sequences: torch.Tensor) -> list[MicroBatch]:
+        """The micro-batches of these sequences, on the device; prompts in common are computed once where that pays."""
+        shared = (
+            shared_micro_batches(packed, sequences, self.microbatch_tokens, head.hidden_size)
+            if head.shares_prompts
+            else None
+        )
+        parts = micro_batches(packed, sequences, self.microbatch_tokens) if shared is None else shared
+        return [part.to(self.device) for part in parts]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,7 +66,7 @@ def make_inputs(
     if head is not None and reference is not None:
         everything = torch.arange(packed.lengths.numel())
         with torch.no_grad(), computation.context():
-            for micro in computation.split(packed, everything):
+            for micro in computation.split(head, packed, everything):
                 reference[micro.index] = head.statistics(micro, temperature, entropy_gradient=False).logprobs
     return StepInputs(
         packed=packed,
@@ -90,7 +93,7 @@ def accumulate_gradients(
     """
     weights = _token_weights(algorithm, inputs.packed, sequences).to(computation.device)
     total: torch.Tensor | None = None
-    for micro in computation.split(inputs.packed, sequences):
+    for micro in computation.split(head, inputs.packed, sequences):
         with computation.context():
             loss = _micro_loss(head, algorithm, inputs, micro, weights[micro.index], metrics, first=first)
         loss.backward()  # type: ignore[no-untyped-call]
