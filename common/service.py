@@ -12,7 +12,7 @@ from typing import Literal
 import structlog
 
 from common.config.root import TandemConfig
-from common.config.stages import stage_configs
+from common.config.stages import explorer_stage_configs, stage_configs
 from common.errors import ConfigError, TandemError
 from common.logging import bind_context, configure_logging
 from common.registry import load_plugins
@@ -71,7 +71,8 @@ def run_service(service: Literal["trainer", "explorer"], config: TandemConfig, r
     bind_context(service=service, run=config.run.name)
     try:
         load_plugins(config.plugins)
-        return asyncio.run(_run_stages(config, run_stage))
+        stages = stage_configs(config) if service == "trainer" else explorer_stage_configs(config)
+        return asyncio.run(_run_stages(stages, run_stage))
     except ConfigError as error:
         log.error("bad_configuration", error=error.message)  # noqa: TRY400 - the message says it all
         return EXIT_BAD_CONFIG
@@ -84,10 +85,9 @@ def run_service(service: Literal["trainer", "explorer"], config: TandemConfig, r
         return EXIT_FAILED
 
 
-async def _run_stages(config: TandemConfig, run_stage: RunStage) -> int:
+async def _run_stages(stages: list[TandemConfig], run_stage: RunStage) -> int:
     signals = Signals()
     signals.install(asyncio.get_running_loop())
-    stages = stage_configs(config)
     for stage in stages:
         bind_context(stage=stage.stage_name)
         log.info("stage_started", of=len(stages))

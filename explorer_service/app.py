@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import Any
 
 import structlog
@@ -210,13 +211,15 @@ class ExplorerStage:
 
     async def _watch_trainer(self, stream: ExperienceStream) -> None:
         """Raises PeerUnavailable when no trainer was there for `explorer.peer_timeout`."""
-        timeout = self._config.explorer.peer_timeout
+        explorer = self._config.explorer
+        timeout = explorer.join_timeout or explorer.peer_timeout
         while True:
             try:
-                async with self._status.waiting("a trainer's stream", timeout):
+                async with self._status.waiting("a trainer's stream", timeout if timeout < math.inf else None):
                     await self._changes.until(lambda: stream.connected)
             except WaitTimedOut:
                 raise PeerUnavailable(f"no trainer for {timeout:g} seconds") from None
+            timeout = explorer.peer_timeout
             await self._changes.until(lambda: not stream.connected)
 
     async def _show_state(self) -> None:

@@ -74,6 +74,12 @@ class ExplorerConfig(DeviceConfig):
     max_failed_groups: int = Field(32, ge=0, description="So many groups in a row may fail; one more ends the run.")
     send_text: bool = Field(False, description="Send readable text along, for previews.")
     peer_timeout: float = Field(120.0, gt=0, description="Seconds without a trainer after which the run fails.")
+    join_timeout: float | None = Field(
+        None,
+        gt=0,
+        description="As `peer_timeout`, for the trainer's first stream; None: `peer_timeout`, and without limit in a stage "
+        "behind one that trains on a file.",
+    )
     spool_max_bytes: int = Field(
         1 << 30, ge=1 << 16, description="Bytes not acknowledged yet; generation waits above it."
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,26 @@ def stage_configs(config: TandemConfig) -> list[TandemConfig]:
         raw = _stage_raw(base, stage, name, previous)
         results.append(validate(raw, where=f"stage {name!r}: "))
     _separate_checkpoints(results)
+    return results
+
+
+def explorer_stage_configs(config: TandemConfig) -> list[TandemConfig]:
+    """As `stage_configs`, for an explorer, which never sees the trainer's result folders.
+
+    It makes its model from where the first stage of the chain takes it; the layout is the same, and the weights come from
+    the trainer before the first rollout. Behind a stage that trains on a file it waits for the trainer as long as it takes.
+    """
+    results: list[TandemConfig] = []
+    for stage in stage_configs(config):
+        model = stage.model
+        if results and model.path == str(result_folder(results[-1])):
+            before = results[-1].model
+            source = {"path": before.path, "architecture": before.architecture, "tokenizer": before.tokenizer}
+            model = model.model_copy(update=source)
+        explorer = stage.explorer
+        if results and results[-1].buffer.source == "file" and explorer.join_timeout is None:
+            explorer = explorer.model_copy(update={"join_timeout": math.inf})
+        results.append(stage.model_copy(update={"model": model, "explorer": explorer}))
     return results
 
 

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from common.config.root import TandemConfig
-from common.config.stages import result_folder, stage_configs
+from common.config.stages import explorer_stage_configs, result_folder, stage_configs
 from common.errors import ConfigError
 
 
@@ -98,3 +99,29 @@ def test_a_mistake_in_a_stage_names_the_stage(stages: tuple[dict[str, Any], ...]
     with pytest.raises(ConfigError) as caught:
         stage_configs(config(*stages))
     assert message in caught.value.message
+
+
+def test_an_explorer_makes_its_model_from_the_source_and_waits_out_a_stage_on_a_file() -> None:
+    """The result folder of the stage before is the trainer's; an explorer on another machine never sees it."""
+    whole = TandemConfig.model_validate(
+        {
+            "model": {"architecture": {"model_type": "llama"}, "tokenizer": "characters:ab", "max_length": 8},
+            "stages": [
+                {
+                    "name": "sft",
+                    "algorithm": {"name": "sft"},
+                    "buffer": {"source": "file", "path": "x.jsonl", "epochs": 1},
+                },
+                {"name": "grpo", "model": {"rollout_dtype": "bfloat16"}},
+                {"name": "more"},
+            ],
+        }
+    )
+    _, grpo, more = explorer_stage_configs(whole)
+    for stage in (grpo, more):
+        assert stage.model.path is None
+        assert stage.model.architecture == {"model_type": "llama"}
+        assert stage.model.tokenizer == "characters:ab"
+    assert grpo.model.rollout_dtype == "bfloat16"
+    assert grpo.explorer.join_timeout == math.inf
+    assert more.explorer.join_timeout is None
