@@ -98,7 +98,7 @@ class SyncRequests:
         for pause in pauses():
             before = self._live()
             try:
-                return await self._client.request_sync(before)
+                newer = await self._client.request_sync(before)
             except NOT_YET as error:
                 if self._live().order > before.order:
                     return True
@@ -106,5 +106,8 @@ class SyncRequests:
                     raise WaitTimedOut(
                         f"no answer to RequestSync for {self._timeout:g} seconds: {error.message}"
                     ) from error
+            else:
+                # An answer may belong to the call before, whose version was live when this one began.
+                return newer and self._live().order > before.order
             await asyncio.sleep(pause)
         raise AssertionError("pauses never end")

@@ -362,9 +362,12 @@ class Pair:
             explorer.call_failed = True
 
     def _answer(self, index: int, *, newer: bool) -> None:
-        if self.explorers[index].asked is not None:
-            self.explorers[index].asked = None
-            if not newer:
+        explorer = self.explorers[index]
+        if explorer.asked is not None:
+            # The answer may be to the call before: then nothing newer than at this one is live.
+            came = newer and explorer.state.version > explorer.asked
+            explorer.asked = None
+            if not came:
                 self.feed_explorer(index, NothingNewer())
 
     def _trained(self) -> None:

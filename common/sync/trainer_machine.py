@@ -199,6 +199,9 @@ def _join(
     actions: tuple[TrainerAction, ...] = ()
     if asking and newest and event.applied is not None:
         actions = (AnswerSync(event.explorer, newer=True, step=event.applied),)
+    known = before if before is not None else ExplorerView(need=_need_of_unknown(event, policy))
+    if event.applied is not None:
+        known = _with_version(known, event.applied, policy)
     view = ExplorerView(
         applied=event.applied,
         owed=state.published is None or event.applied != state.published,
@@ -206,8 +209,8 @@ def _join(
         granted=max(event.started, event.received),
         received=event.received,
         gone=event.gone,
-        window=before.window if before is not None else event.applied,
-        need=before.need if before is not None else _need_of_unknown(event, policy),
+        window=known.window,
+        need=known.need,
     )
     return _with(state, event.explorer, view), actions
 
@@ -239,14 +242,19 @@ def _delivered(
     if view.applied is not None and version < view.applied:
         raise IllegalEvent(f"{name} went back from version {view.applied} to {version}")
     target = None if view.target is not None and view.target <= version else view.target
-    interval = policy.trainer_interval
-    next_window = view.window is not None and version // interval > view.window // interval
-    more = policy.explorer_interval * policy.groups_per_explore_step if next_window else 0
-    applied = replace(view, applied=version, target=target, window=version, need=view.need + more)
+    applied = replace(_with_version(view, version, policy), applied=version, target=target)
     state = _with(state, name, replace(applied, asking=view.asking and target is not None))
     if view.asking and target is None:
         return state, (AnswerSync(name, newer=True, step=version),)
     return state, ()
+
+
+def _with_version(view: ExplorerView, version: int, policy: SyncPolicy) -> ExplorerView:
+    """fixed: a version of a later window lets it make one window more."""
+    interval = policy.trainer_interval
+    next_window = view.window is not None and version // interval > view.window // interval
+    more = policy.explorer_interval * policy.groups_per_explore_step if next_window else 0
+    return replace(view, window=version, need=view.need + more)
 
 
 def _wants_newer(view: ExplorerView, policy: SyncPolicy) -> bool:
@@ -304,16 +312,22 @@ def _grant(
         and view.granted < _useful(view, policy)
     }
     given = dict.fromkeys(ceilings, 0)
-    fewest_open_first = [(state.explorers[name].open, name) for name, ceiling in ceilings.items() if held < ceiling]
-    heapq.heapify(fewest_open_first)
-    while fewest_open_first:
-        open_groups, name = heapq.heappop(fewest_open_first)
+    # fixed publishes nothing until the last explorer has come through its window: who is behind is served first.
+    behind_first = policy.style is Style.FIXED
+    order = [
+        (state.explorers[name].window or 0 if behind_first else 0, state.explorers[name].open, name)
+        for name, ceiling in ceilings.items()
+        if held < ceiling
+    ]
+    heapq.heapify(order)
+    while order:
+        window, open_groups, name = heapq.heappop(order)
         view = state.explorers[name]
         if held >= ceilings[name] or view.granted + given[name] >= _useful(view, policy):
             continue
         given[name] += 1
         held += 1
-        heapq.heappush(fewest_open_first, (open_groups + 1, name))
+        heapq.heappush(order, (window, open_groups + 1, name))
     if not any(given.values()):
         return state, ()
     grants: list[TrainerAction] = []

@@ -23,7 +23,7 @@ class ShuffledPair:
         total_steps: int | None = None,
         tasks: int | None = None,
         faults: int = 0,
-        trainer_faults: bool = True,
+        kinds: tuple[str, ...] = ("cut", "explorer", "trainer"),
         late: bool = False,
     ) -> None:
         self.pick = pick
@@ -36,7 +36,7 @@ class ShuffledPair:
         """(explorer, its incarnation, version)."""
         self.checkpoints: list[Checkpoint] = [self.pair.checkpoint()]
         self.faults = faults
-        self.trainer_faults = trainer_faults
+        self.kinds = kinds
         self.away = set(range(explorers))
         if not late:
             for index in range(explorers):
@@ -87,8 +87,7 @@ class ShuffledPair:
 
     def _fail(self) -> None:
         index = self.pick.randrange(len(self.pair.explorers))
-        kinds = ["cut", "explorer", "trainer"] if self.trainer_faults else ["cut", "explorer"]
-        match self.pick.choice(kinds):
+        match self.pick.choice(self.kinds):
             case "cut":
                 self.pair.cut(index)
                 self.away.add(index)
