@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
 
 import structlog
 
 from common.config.root import LimitsConfig
 from common.errors import CorruptData, DeltaUnusable, ProtocolViolation
+from common.weights.collector import ChunkCollector
 from common.weights.encoding import Encoding
 from common.weights.manifest import Manifest
 from common.weights.version import PolicyVersion
@@ -21,7 +23,7 @@ from explorer_service.weight_intake import WeightIntake
 from protos.tandem.v1 import explorer_pb2, weights_pb2
 
 SMALL_CHUNK_BYTES = 64 << 10
-"""Written into place on the event loop; larger chunks take a thread."""
+"""Of chunks that are in place sooner than the next one could be read beside it."""
 
 log = structlog.get_logger(__name__)
 
@@ -57,17 +59,8 @@ class PushReception:
                 # Taken in the same turn of the event loop as it was offered: another stream may replace it.
                 assembly = self._weights.receiver.assembly
                 yield explorer_pb2.PushWeightsResponse(accept=weights_pb2.WeightAccept(resume_at=resume_at))
-                while not assembly.complete:
-                    chunk = await self._next("the next chunk of a push")
-                    if not isinstance(chunk, ChunkView):
-                        raise ProtocolViolation(f"the push ended at byte {assembly.received}, or sent no chunk")
-                    try:
-                        if len(chunk.data) <= SMALL_CHUNK_BYTES:
-                            assembly.write(chunk.offset, chunk.xxh3, chunk.data)
-                        else:
-                            await asyncio.to_thread(assembly.write, chunk.offset, chunk.xxh3, chunk.data)
-                    except CorruptData as error:
-                        resend = weights_pb2.WeightResend(offset=assembly.received, reason=error.message)
+                async with aclosing(self._collect(assembly)) as resends:
+                    async for resend in resends:
                         yield explorer_pb2.PushWeightsResponse(resend=resend)
                 await self._weights.stage_received(self._version, began)
             except DeltaUnusable as error:
@@ -78,6 +71,27 @@ class PushReception:
                     raise ProtocolViolation("after `need_full` a version is offered in full") from error
             else:
                 return
+
+    async def _collect(self, assembly: ChunkCollector) -> AsyncGenerator[weights_pb2.WeightResend, None]:
+        """Puts chunks in their places until all bytes are there; a chunk is read while the one before is put in place."""
+        writing: asyncio.Future[bool] | None = None
+        loop = asyncio.get_running_loop()
+        try:
+            while not assembly.complete:
+                chunk = await self._next("the next chunk of a push")
+                if not isinstance(chunk, ChunkView):
+                    raise ProtocolViolation(f"the push ended at byte {assembly.received}, or sent no chunk")
+                resend = await _resend(assembly, writing)
+                if resend is not None:
+                    yield resend
+                writing = loop.run_in_executor(None, assembly.write, chunk.offset, chunk.xxh3, chunk.data)
+                if len(chunk.data) <= SMALL_CHUNK_BYTES or chunk.offset + len(chunk.data) >= assembly.encoded_bytes:
+                    resend, writing = await _resend(assembly, writing), None
+                    if resend is not None:
+                        yield resend
+        finally:
+            if writing is not None:
+                writing.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     def _open(self, offer: weights_pb2.WeightOffer, manifest: Manifest) -> int:
         encoding = encoding_from_proto(offer.encoding)
@@ -95,3 +109,13 @@ class PushReception:
             encoding=encoding,
             base_hash=version_from_proto(offer.base).manifest_hash,
         )
+
+
+async def _resend(assembly: ChunkCollector, writing: asyncio.Future[bool] | None) -> weights_pb2.WeightResend | None:
+    """What to ask for when the chunk that is being put in its place is corrupt."""
+    if writing is not None:
+        try:
+            await writing
+        except CorruptData as error:
+            return weights_pb2.WeightResend(offset=assembly.received, reason=error.message)
+    return None
