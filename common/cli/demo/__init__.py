@@ -1,0 +1,1 @@
+"""The demo: its configurations, and the model that it starts from."""
