@@ -229,7 +229,7 @@ class Explorer:
         for group in groups:
             self._progress.done(group.ordinal)
 
-        def make_batch(sequence: int) -> bytes:
+        def make_batch(sequence: int) -> bytearray:
             return batch_to_wire(explorer.id, sequence, groups, send_text=explorer.send_text)
 
         spool = self._spool.counters

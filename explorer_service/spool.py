@@ -147,7 +147,9 @@ class Spool:
         """Groups of the batches that are not acknowledged."""
         return self._counts.pending_groups
 
-    def append(self, make_batch: Callable[[int], bytes], groups: int, state: Mapping[str, Json]) -> tuple[int, bytes]:
+    def append(
+        self, make_batch: Callable[[int], bytes | bytearray], groups: int, state: Mapping[str, Json]
+    ) -> tuple[int, bytes | bytearray]:
         """Makes the batch of the next sequence number and commits it with the state (see `save_state`).
 
         Returns the sequence number and the batch. When `make_batch` raises, nothing was written and the number is free.

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
-from itertools import pairwise
+from itertools import chain, pairwise
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,7 @@ from common.experience.experience import Experience, FloatArray, IntArray, MaskA
 from common.experience.header import DTYPES, LENGTH_BYTES, Column, build_header, parse_header
 
 LongArray = npt.NDArray[np.int64]
+Buffer: TypeAlias = bytes | Column
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,29 +53,8 @@ class Columns:
         Raises MalformedData when one of them could not pass `decode` on the other side (a NaN reward, lengths that
         differ, ...): better here than in a batch that is spooled and refused for ever.
         """
-        if not experiences:
-            raise MalformedData("a batch without experiences")
-        for index, experience in enumerate(experiences):
-            responses = len(experience.tokens) - experience.prompt_length
-            if not responses == len(experience.action_mask) == len(experience.logprobs):
-                raise MalformedData(
-                    f"experience {index} has {responses} tokens after its prompt, "
-                    f"{len(experience.action_mask)} items of action_mask, {len(experience.logprobs)} logprobs"
-                )
-        lengths = [len(experience.tokens) for experience in experiences]
-        arrays: dict[str, Column] = {
-            "tokens": _joined([experience.tokens for experience in experiences], "tokens"),
-            "token_offsets": _offsets(np.array(lengths, np.int64)),
-            "prompt_lengths": np.array([experience.prompt_length for experience in experiences], np.int32),
-            "action_mask": _joined([experience.action_mask for experience in experiences], "action_mask"),
-            "logprobs": _joined([experience.logprobs for experience in experiences], "logprobs"),
-            "rewards": np.array([experience.reward for experience in experiences], np.float32),
-            "oldest_versions": np.array([experience.oldest_version for experience in experiences], np.int64),
-            "newest_versions": np.array([experience.newest_version for experience in experiences], np.int64),
-            "truncated": np.array([experience.truncated for experience in experiences], np.uint8),
-        }
-        check_columns(arrays, None, None)
-        return cls(**arrays)
+        image = bytearray().join(gather(experiences))  # type: ignore[arg-type]  # arrays are buffers
+        return cls(**_checked(memoryview(image), None, None))
 
     @property
     def experience_count(self) -> int:
@@ -166,13 +147,48 @@ def concat(parts: Sequence[Columns]) -> Columns:
 
 def encode(columns: Columns) -> bytes:
     """The safetensors file image of these columns: one copy of the data."""
-    return b"".join(encode_pieces(columns))
-
-
-def encode_pieces(columns: Columns) -> list[bytes | memoryview]:
-    """What `encode` joins, for those who put more around it: nothing is copied that lies in one piece."""
     arrays = {name: np.ascontiguousarray(getattr(columns, name), dtype) for name, dtype in DTYPES.items()}
-    return [build_header(arrays), *(arrays[name].data for name in DTYPES)]
+    sizes = {name: array.size for name, array in arrays.items()}
+    return b"".join([build_header(sizes), *(arrays[name].data for name in DTYPES)])
+
+
+def gather(experiences: Sequence[Experience]) -> list[Buffer]:
+    """What joins to the safetensors file image of these experiences, at least one; long arrays as they are, uncopied.
+
+    Checks what would shift the columns against each other; `check_image` the rest. Raises MalformedData.
+    """
+    if not experiences:
+        raise MalformedData("a batch without experiences")
+    tokens = [experience.tokens for experience in experiences]
+    masks = [experience.action_mask for experience in experiences]
+    logprobs = [experience.logprobs for experience in experiences]
+    lengths = np.array([len(row) for row in tokens], np.int64)
+    prompts = np.array([experience.prompt_length for experience in experiences], np.int32)
+    _check_rows(lengths - prompts, [len(row) for row in masks], [len(row) for row in logprobs])
+    responses = int(lengths.sum() - prompts.sum(dtype=np.int64))
+    pieces: dict[str, list[Column]] = {
+        "token_offsets": [_offsets(lengths)],
+        "oldest_versions": [np.array([experience.oldest_version for experience in experiences], np.int64)],
+        "newest_versions": [np.array([experience.newest_version for experience in experiences], np.int64)],
+        "tokens": _rows(tokens, "tokens"),
+        "prompt_lengths": [prompts],
+        "logprobs": _rows(logprobs, "logprobs"),
+        "rewards": [np.array([experience.reward for experience in experiences], np.float32)],
+        "action_mask": _rows(masks, "action_mask"),
+        "truncated": [np.array([experience.truncated for experience in experiences], np.uint8)],
+    }
+    sizes = dict.fromkeys(DTYPES, lengths.size) | {
+        "token_offsets": lengths.size + 1,
+        "tokens": int(lengths.sum()),
+        "logprobs": responses,
+        "action_mask": responses,
+    }
+    return [build_header(sizes), *chain.from_iterable(pieces[name] for name in DTYPES)]
+
+
+def check_image(data: memoryview) -> None:
+    """Raises what `decode` would raise for these bytes, limits aside."""
+    _checked(data, None, None)
 
 
 def decode(data: bytes | memoryview, limits: LimitsConfig) -> Columns:
@@ -183,13 +199,31 @@ def decode(data: bytes | memoryview, limits: LimitsConfig) -> Columns:
     view = memoryview(data).cast("B")
     if len(view) and np.frombuffer(view, np.uint8).__array_interface__["data"][0] % LENGTH_BYTES:
         view = memoryview(bytes(view))
-    arrays = parse_header(view)
-    check_columns(arrays, limits.batch_experiences, limits.experience_tokens)
-    return Columns(**arrays)
+    return Columns(**_checked(view, limits.batch_experiences, limits.experience_tokens))
 
 
-def _joined(parts: Sequence[Column], name: str) -> Column:
-    return np.concatenate(parts, dtype=DTYPES[name], casting="same_kind")
+def _checked(image: memoryview, max_experiences: int | None, max_tokens: int | None) -> dict[str, Column]:
+    arrays = parse_header(image)
+    check_columns(arrays, max_experiences, max_tokens)
+    return arrays
+
+
+def _check_rows(responses: LongArray, masks: list[int], logprobs: list[int]) -> None:
+    fits = (responses == masks) & (responses == logprobs)
+    if not fits.all():
+        index = int(fits.argmin())
+        raise MalformedData(
+            f"experience {index} has {responses[index]} tokens after its prompt, {masks[index]} items of action_mask, "
+            f"{logprobs[index]} logprobs"
+        )
+
+
+def _rows(rows: list[Column], name: str) -> list[Column]:
+    """The rows, converted where one has another dtype (of the same kind) or gaps between its items."""
+    dtype = DTYPES[name]
+    if all(row.dtype is dtype and row.flags.c_contiguous for row in rows):
+        return rows
+    return [np.ascontiguousarray(row.astype(dtype, casting="same_kind", copy=False)) for row in rows]
 
 
 def _offsets(lengths: npt.NDArray[np.integer]) -> LongArray:

@@ -50,13 +50,13 @@ _CANONICAL = re.compile(re.escape(f"{{{_TEMPLATE}}}").replace("%d", "(0|[1-9][0-
 Column = npt.NDArray[Any]
 
 
-def build_header(columns: Mapping[str, Column]) -> bytes:
-    """Length and JSON of the header for these columns, which follow it in the order of `DTYPES`."""
+def build_header(sizes: Mapping[str, int]) -> bytes:
+    """Length and JSON of the header for columns of so many items, which follow it in the order of `DTYPES`."""
     numbers: list[int] = []
     offset = 0
     for name, dtype in DTYPES.items():
-        end = offset + columns[name].size * dtype.itemsize
-        numbers += (columns[name].size, offset, end)
+        end = offset + sizes[name] * dtype.itemsize
+        numbers += (sizes[name], offset, end)
         offset = end
     text = f"{{{_TEMPLATE % tuple(numbers)}}}".encode()
     text += b" " * (-len(text) % LENGTH_BYTES)

@@ -11,11 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
+import xxhash
 from google.protobuf.message import DecodeError, Message
 
 from common.errors import MalformedData
 from protos.tandem.v1 import experience_pb2, explorer_pb2
+
+Buffer: TypeAlias = bytes | npt.NDArray[Any]
 
 # Tags: field number << 3 | wire type (0 varint, 1 eight bytes, 2 length-delimited).
 BATCH_TAG = explorer_pb2.StreamExperiencesResponse.BATCH_FIELD_NUMBER << 3 | 2
@@ -81,22 +87,25 @@ def parse_push_request(data: bytes) -> explorer_pb2.PushWeightsRequest | ChunkVi
     return message
 
 
-def wrap_batch(batch: bytes) -> bytes:
+def wrap_batch(batch: bytes | bytearray) -> bytes:
     """Wire bytes of `StreamExperiencesResponse{batch}` around a serialized ExperienceBatch: one copy of it."""
     return b"".join((bytes((BATCH_TAG,)), _varint(len(batch)), batch))
 
 
-def serialize_batch(
-    fields: experience_pb2.ExperienceBatch, columns: Sequence[memoryview | bytes], columns_xxh3: int
-) -> bytes:
-    """Wire bytes of an ExperienceBatch with these fields and the joined pieces as its columns: one copy of them.
+def serialize_batch(fields: experience_pb2.ExperienceBatch, columns: Sequence[Buffer]) -> tuple[bytearray, memoryview]:
+    """Wire bytes of an ExperienceBatch with these fields, the joined pieces as its columns, and their checksum.
 
-    `fields` has neither `columns` nor `columns_xxh3`: these are the last ones, so they follow what upb writes.
+    `fields` has neither `columns` nor `columns_xxh3`: these are the last ones, so they follow what upb writes. One copy of
+    the data; the view is the columns within the bytes, which cannot be resized while it lives.
     """
-    size = sum(memoryview(piece).nbytes for piece in columns)
-    checksum = bytes((COLUMNS_XXH3_TAG,)) + columns_xxh3.to_bytes(XXH3_BYTES, "little") if columns_xxh3 else b""
-    prefix = bytes((COLUMNS_TAG,)) + _varint(size) if size else b""
-    return b"".join((fields.SerializeToString(), prefix, *columns, checksum))
+    size = sum(piece.nbytes if isinstance(piece, np.ndarray) else len(piece) for piece in columns)
+    prefix = fields.SerializeToString() + bytes((COLUMNS_TAG,)) + _varint(size)
+    checksum = bytes((COLUMNS_XXH3_TAG,)) + bytes(XXH3_BYTES)
+    wire = bytearray().join((prefix, *columns, checksum))  # type: ignore[arg-type]  # arrays are buffers
+    view = memoryview(wire)[len(prefix) : len(prefix) + size]
+    # Hashed where it lies, in one go; then the place that was left for it is filled.
+    wire[-XXH3_BYTES:] = xxhash.xxh3_64_intdigest(view).to_bytes(XXH3_BYTES, "little")
+    return wire, view
 
 
 def parse_stream_response(data: bytes) -> explorer_pb2.StreamExperiencesResponse | BatchView:
