@@ -6,8 +6,9 @@ from collections.abc import Mapping
 
 import torch
 
-from common.errors import ManifestMismatch, NonFiniteWeights
+from common.errors import ManifestMismatch
 from common.models.causal_lm import load_rollout_state, rollout_state
+from common.weights.finite import check_finite
 from common.weights.manifest import DTYPE_NAMES, Manifest, build_manifest
 
 _SHOWN = 3
@@ -32,11 +33,10 @@ class LiveWeights:
         unknown = sorted(given.keys() - expected.keys())
         if missing or unknown:
             raise ManifestMismatch(f"weights lack tensors {missing[:_SHOWN]} and have unknown ones {unknown[:_SHOWN]}")
-        for name, tensor in tensors.items():
+        for name in tensors:
             if given[name] != expected[name]:
                 raise ManifestMismatch(f"tensor {name!r} is {given[name]}, the model has {expected[name]}")
-            if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-                raise NonFiniteWeights(f"tensor {name!r} has NaN or infinite values")
+        check_finite(tensors)
         return build_manifest(tensors).manifest_hash
 
     def swap(self, tensors: Mapping[str, torch.Tensor], checked_hash: str) -> None:
