@@ -382,5 +382,10 @@ class Pair:
 
     def _holds(self, version: Version) -> bool:
         """Whether the present weights descend from this version."""
-        later = [step for epoch, step in self.lineage if epoch >= version[0]]
-        return version[0] == self.epoch or (bool(later) and version[1] <= min(later))
+        epoch, step = version
+        if epoch == self.epoch:
+            return True
+        if any(step > resumed for past, resumed in self.lineage if past >= epoch):
+            return False
+        began = max((resumed for past, resumed in self.lineage if past < epoch), default=0)
+        return step <= began or any(past == epoch for past, _ in self.lineage)

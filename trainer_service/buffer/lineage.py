@@ -23,8 +23,13 @@ class Lineage:
         """Whether weights of this epoch and step are among the present state's ancestors."""
         if run_epoch == self.epoch:
             return True
-        later = [resumed for epoch, resumed in self.resumed if epoch >= run_epoch]
-        return run_epoch < self.epoch and bool(later) and step <= min(later)
+        if run_epoch > self.epoch:
+            return False
+        if any(step > resumed for epoch, resumed in self.resumed if epoch >= run_epoch):
+            return False
+        # Of an epoch from which nothing went on, the weights that it began with are those of the epoch before.
+        began = max((resumed for epoch, resumed in self.resumed if epoch < run_epoch), default=0)
+        return step <= began or any(epoch == run_epoch for epoch, _ in self.resumed)
 
     def next(self, epoch: int, step: int) -> Lineage:
         """The lineage of a trainer that goes on, as `epoch`, from this state at `step`."""
