@@ -54,7 +54,7 @@ ENV PATH=/opt/venv/bin:$PATH \
     HEALTH_ADDRESS=127.0.0.1:50051
 
 # The service's own gRPC health; HEALTH_ADDRESS is where it listens.
-HEALTHCHECK --interval=5s --timeout=5s --start-period=60s --retries=6 \
+HEALTHCHECK --interval=5s --timeout=5s --start-period=180s --retries=6 \
     CMD exec python -m common.rpc.health_probe "$HEALTH_ADDRESS"
 
 # In exec form: Python is the container's first process and gets SIGTERM itself. Which module runs, and with what

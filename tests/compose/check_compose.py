@@ -26,7 +26,7 @@ FILES = ("docker-compose.yml", "tests/compose/endless.yml")
 GRPCURL = Path(sys.executable).parent / "grpcurl"
 
 BUILD_SECONDS = 900.0
-START_SECONDS = 120.0
+START_SECONDS = 240.0
 PROGRESS_SECONDS = 180.0
 STOP_SECONDS = 100.0
 """Above `stop_grace_period`: what is slower than that was killed, which the exit code shows."""
