@@ -234,7 +234,8 @@ class Explorer:
 
         spool = self._spool.counters
         state = {"progress": self._progress.state(self.state)}
-        await self._spool.call(spool.append, make_batch, len(groups), state)
+        newest = max(one.newest_version for group in groups for one in group.experiences)
+        await self._spool.call(spool.append, make_batch, len(groups), state, newest)
         for group in groups:
             self._metrics.count_group(group)
             self.feed(GroupFinished(group.explore_step))
@@ -249,7 +250,15 @@ class Explorer:
             self._spawn(self._evaluate())
             # It pins the version before anything else runs.
             await asyncio.sleep(0)
-        self.feed(WeightsApplied(*applied.order))
+        new_trainer = applied.run_epoch > self.state.version[0]
+        lost = new_trainer and self._spool.counters.acknowledged_beyond(*applied.order)
+        if lost:
+            log.warning(
+                "made_again", step=applied.step, reason="a trainer that lost its newest checkpoints had trained it"
+            )
+        self.feed(WeightsApplied(*applied.order, window_lost=lost))
+        # A version begins or gives up a window of the schedule, which the next incarnation must know.
+        await self._spool.call(self._spool.counters.save_state, {"progress": self._progress.state(self.state)})
 
     def _start_interrupted(self) -> None:
         """The groups that were in flight when an earlier incarnation ended are made again."""

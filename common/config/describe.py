@@ -9,10 +9,10 @@ from common.sync.policy import ImpossiblePolicy, Method, Style, SyncPolicy
 from common.sync.simulate import find_deadlock
 
 
-def sync_policy(config: TandemConfig) -> SyncPolicy:
-    """The schedule of one stage. Raises ConfigError with the reason where both sides would wait for ever."""
+def plain_policy(config: TandemConfig) -> SyncPolicy:
+    """The schedule of one stage, whether it would hang or not."""
     try:
-        policy = SyncPolicy(
+        return SyncPolicy(
             style=config.sync.style,
             trainer_interval=config.sync.trainer_interval or config.sync.interval,
             explorer_interval=config.sync.explorer_interval or config.sync.interval,
@@ -25,6 +25,11 @@ def sync_policy(config: TandemConfig) -> SyncPolicy:
         )
     except ImpossiblePolicy as error:
         raise ConfigError(f"{_stage(config)}sync: {error}") from error
+
+
+def sync_policy(config: TandemConfig) -> SyncPolicy:
+    """The schedule of one stage. Raises ConfigError with the reason where both sides would wait for ever."""
+    policy = plain_policy(config)
     if config.buffer.source == "explorers":
         hang = find_hang(policy, explorers(config), config.trainer.total_steps)
         if hang is not None:

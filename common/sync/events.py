@@ -128,6 +128,8 @@ class WeightsApplied:
 
     epoch: int
     step: int
+    window_lost: bool = False
+    """fixed: a new trainer goes on from before an acknowledgement, and what was made for this version is forgotten."""
 
 
 @dataclass(frozen=True, slots=True)

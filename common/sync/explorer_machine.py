@@ -19,7 +19,8 @@ Rules (DESIGN section 5), checked after every event:
   - one of the same j (either side has restarted): the window, or the wait at its end, goes on;
   - one of a later j: the window is finished with it, and the boundary after it does not wait;
   - one of an earlier j (steps were lost with the trainer): window j was made, and is in the spool or trained, so its end
-    is waited at; what was made of later windows is lost, and they are made again, whole.
+    is waited at; what was made of later windows is lost, and they are made again, whole. But if groups of window j were
+    acknowledged already (the trainer goes on from before its newest checkpoint), it is made again too.
 
 An illegal event raises `IllegalEvent` and changes nothing.
 """
@@ -141,8 +142,8 @@ def _take_in(
             if (epoch, version) < state.version:
                 raise IllegalEvent(f"version {(epoch, version)} staged, {state.version} is live")
             return replace(state, staged=(epoch, version)), ()
-        case WeightsApplied(epoch, version):
-            return _applied(state, (epoch, version), policy)
+        case WeightsApplied(epoch, version, window_lost):
+            return _applied(state, (epoch, version), policy, window_lost=window_lost)
         case NothingNewer():
             phase = Phase.EXPLORING if state.phase is Phase.ASKING else state.phase
             return replace(state, phase=phase), ()
@@ -155,7 +156,7 @@ def _take_in(
 
 
 def _applied(
-    state: ExplorerSyncState, version: Version, policy: SyncPolicy
+    state: ExplorerSyncState, version: Version, policy: SyncPolicy, *, window_lost: bool
 ) -> tuple[ExplorerSyncState, tuple[ExplorerAction, ...]]:
     if version < state.version:
         raise IllegalEvent(f"version {version} applied after {state.version}")
@@ -168,6 +169,8 @@ def _applied(
     windows_ahead = _windows_ahead(state, policy)
     if windows_ahead > 0 and _is_drained_at_boundary(state):
         return _begin_window(state), ()
+    if window_lost:
+        return _give_up_window(state, Phase.EXPLORING, policy)
     if windows_ahead < 0:
         return _give_up_window(state, Phase.WAITING, policy)
     if version[1] < (state.window or 0):

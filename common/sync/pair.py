@@ -297,9 +297,12 @@ class Pair:
         del explorer.running[group.ordinal]
         spooled = replace(group, newest=explorer.state.version, place=len(explorer.spool))
         explorer.spool.append(spooled)
-        explorer.stored = Stored(explorer.state, dict(explorer.running), explorer.tasks_taken)
+        self._store(explorer)
         self._send(Kind.GROUP, index, spooled)
         self.feed_explorer(index, GroupFinished(group.explore_step))
+
+    def _store(self, explorer: Explorer) -> None:
+        explorer.stored = Stored(explorer.state, dict(explorer.running), explorer.tasks_taken)
 
     def _receive(self, index: int, group: Group) -> None:
         account, name = self.accounts[index], self.explorers[index].name
@@ -330,6 +333,7 @@ class Pair:
             for ordinal in explorer.running:
                 self._roll_out(index, ordinal, version)
         self.feed_explorer(index, WeightsApplied(*version))
+        self._store(explorer)
         if version[0] == self.epoch:
             self._send(Kind.OUTCOME, index, version=version)
 

@@ -31,7 +31,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """What an explorer restarts from: committed with each group that it spools."""
+    """What an explorer restarts from: committed with each group that it spools, and with each version that it applies."""
 
     state: ExplorerSyncState
     running: dict[int, int]
