@@ -58,8 +58,8 @@ Response = TypeVar("Response")
 Call = grpc.aio.StreamStreamCall[Message, bytes]
 
 STREAM_METHOD = "/tandem.v1.ExplorerService/StreamExperiences"
-DECODED_INLINE_BYTES = 256 << 10
-"""Batches up to here are decoded on the event loop, in well under a millisecond; larger ones in a thread."""
+DECODED_INLINE_BYTES = 1 << 20
+"""Batches up to here are decoded on the event loop, in a millisecond; for larger ones the way to a thread pays."""
 
 WORTH_ANOTHER_TRY = (PeerUnavailable, WaitTimedOut, PeerFailed, ShuttingDown)
 """What a restart of the explorer, or of the network, can mend. Anything else ends the run."""
