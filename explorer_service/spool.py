@@ -32,7 +32,7 @@ Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json
 
 APPLICATION_ID = 0x54444D53
 """'TDMS' in the file's header: tells a spool from any other SQLite file."""
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 LOCK_SECONDS = 5.0
 """A predecessor that is being killed still holds the file for a moment."""
 JOURNAL_BYTES = 1 << 20
@@ -46,10 +46,11 @@ PRAGMA application_id = {APPLICATION_ID};
 PRAGMA user_version = {FORMAT_VERSION};
 CREATE TABLE spool (
     run_name TEXT NOT NULL, explorer_id TEXT NOT NULL, incarnation INTEGER NOT NULL, last_sequence INTEGER NOT NULL,
-    acknowledged INTEGER NOT NULL, acknowledged_groups INTEGER NOT NULL, run_epoch INTEGER NOT NULL
+    acknowledged INTEGER NOT NULL, acknowledged_groups INTEGER NOT NULL,
+    acknowledged_epoch INTEGER NOT NULL, acknowledged_step INTEGER NOT NULL, run_epoch INTEGER NOT NULL
 );
 CREATE TABLE batches (
-    sequence INTEGER PRIMARY KEY, group_count INTEGER NOT NULL, created REAL NOT NULL, xxh3 BLOB NOT NULL,
+    sequence INTEGER PRIMARY KEY, group_count INTEGER NOT NULL, newest_step INTEGER NOT NULL, created REAL NOT NULL, xxh3 BLOB NOT NULL,
     bytes BLOB NOT NULL
 );
 CREATE TABLE state (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -65,6 +66,10 @@ class _Counts:
     last_sequence: int
     acknowledged: int
     acknowledged_groups: int
+    acknowledged_by: int
+    """Run epoch of the trainer that acknowledged last."""
+    acknowledged_step: int
+    """Policy step of the newest token in what was acknowledged last."""
     run_epoch: int
     pending_bytes: int
     pending_groups: int
@@ -127,6 +132,15 @@ class Spool:
         """Groups in the batches that were acknowledged."""
         return self._counts.acknowledged_groups
 
+    def acknowledged_beyond(self, run_epoch: int, step: int) -> bool:
+        """Whether a trainer before this epoch acknowledged what was made on this version or a later one.
+
+        Then the epoch's trainer went on from before that one's newest checkpoint: it would have trained such a batch after
+        this step.
+        """
+        counts = self._counts
+        return run_epoch > counts.acknowledged_by > 0 and step <= counts.acknowledged_step
+
     @property
     def run_epoch(self) -> int:
         """Highest run epoch that was ever observed; 0: none."""
@@ -148,19 +162,23 @@ class Spool:
         return self._counts.pending_groups
 
     def append(
-        self, make_batch: Callable[[int], bytes | bytearray], groups: int, state: Mapping[str, Json]
+        self,
+        make_batch: Callable[[int], bytes | bytearray],
+        groups: int,
+        state: Mapping[str, Json],
+        newest_step: int = 0,
     ) -> tuple[int, bytes | bytearray]:
         """Makes the batch of the next sequence number and commits it with the state (see `save_state`).
 
-        Returns the sequence number and the batch. When `make_batch` raises, nothing was written and the number is free.
+        `newest_step` is the policy step of the newest token in it. Returns the sequence number and the batch. When `make_batch` raises, nothing was written and the number is free.
         """
         sequence = self._counts.last_sequence + 1
         data = make_batch(sequence)
         entries = _entries(state)
         with self._transaction() as connection:
             connection.execute(
-                "INSERT INTO batches VALUES (?, ?, ?, ?, ?)",
-                (sequence, groups, time.time(), xxhash.xxh3_128_digest(data), data),
+                "INSERT INTO batches VALUES (?, ?, ?, ?, ?, ?)",
+                (sequence, groups, newest_step, time.time(), xxhash.xxh3_128_digest(data), data),
             )
             connection.execute("UPDATE spool SET last_sequence = ?", (sequence,))
             _write_state(connection, entries)
@@ -229,16 +247,20 @@ class Spool:
 
     def _forget(self, through: int) -> None:
         with self._transaction() as connection:
-            freed, groups = connection.execute(
-                "SELECT total(length(bytes)), total(group_count) FROM batches WHERE sequence <= ?", (through,)
+            freed, groups, step = connection.execute(
+                "SELECT total(length(bytes)), total(group_count), max(newest_step) FROM batches WHERE sequence <= ?",
+                (through,),
             ).fetchone()
             connection.execute("DELETE FROM batches WHERE sequence <= ?", (through,))
             connection.execute(
-                "UPDATE spool SET acknowledged = ?, acknowledged_groups = acknowledged_groups + ?",
-                (through, int(groups)),
+                "UPDATE spool SET acknowledged = ?, acknowledged_groups = acknowledged_groups + ?, "
+                "acknowledged_epoch = run_epoch, acknowledged_step = ?",
+                (through, int(groups), step),
             )
         self._counts.acknowledged = through
         self._counts.acknowledged_groups += int(groups)
+        self._counts.acknowledged_by = self._counts.run_epoch
+        self._counts.acknowledged_step = int(step)
         self._counts.pending_bytes -= int(freed)
         self._counts.pending_groups -= int(groups)
 
@@ -305,7 +327,7 @@ def _create_or_check(connection: sqlite3.Connection, path: Path, run_name: str, 
     connection.execute("BEGIN IMMEDIATE")
     owner = connection.execute("SELECT run_name, explorer_id FROM spool").fetchone()
     if owner is None:
-        connection.execute("INSERT INTO spool VALUES (?, ?, 0, 0, 0, 0, 0)", (run_name, explorer_id))
+        connection.execute("INSERT INTO spool VALUES (?, ?, 0, 0, 0, 0, 0, 0, 0)", (run_name, explorer_id))
     connection.execute("COMMIT")
     if owner not in {None, (run_name, explorer_id)}:
         raise RunMismatch(
@@ -315,11 +337,13 @@ def _create_or_check(connection: sqlite3.Connection, path: Path, run_name: str, 
 
 def _start_incarnation(connection: sqlite3.Connection) -> _Counts:
     connection.execute("UPDATE spool SET incarnation = incarnation + 1")
-    incarnation, last, acknowledged, acknowledged_groups, epoch = connection.execute(
-        "SELECT incarnation, last_sequence, acknowledged, acknowledged_groups, run_epoch FROM spool"
+    numbers = connection.execute(
+        "SELECT incarnation, last_sequence, acknowledged, acknowledged_groups, acknowledged_epoch, acknowledged_step, "
+        "run_epoch FROM spool"
     ).fetchone()
     size, groups = connection.execute("SELECT total(length(bytes)), total(group_count) FROM batches").fetchone()
-    return _Counts(incarnation, last, acknowledged, acknowledged_groups, epoch, int(size), int(groups))
+    incarnation, last, acknowledged, gone, by, step, epoch = numbers
+    return _Counts(incarnation, last, acknowledged, gone, by, step, epoch, int(size), int(groups))
 
 
 def _reserve_journal(path: Path) -> None:

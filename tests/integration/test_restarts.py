@@ -87,7 +87,7 @@ async def test_a_restarted_trainer_goes_on_from_its_checkpoint_and_trains_no_gro
     assert set(range(max(lineage) + 1)) - set(lineage) <= lost | set(range(max(lineage) - 3, max(lineage)))
 
 
-@pytest.mark.parametrize("style", ["explorer_driven", "fully_async"])
+@pytest.mark.parametrize("style", ["fixed", "explorer_driven", "fully_async"])
 async def test_a_trainer_that_starts_afresh_counts_what_the_explorer_has_forgotten_as_lost(
     style: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -111,3 +111,27 @@ async def test_a_trainer_that_starts_afresh_counts_what_the_explorer_has_forgott
     assert lost["groups"] >= 2
     assert len(log.ordinals(2)) == 12
     assert not set(log.ordinals(2)) & set(range(lost["groups"]))
+
+
+@pytest.mark.parametrize("offset", [0, 1])
+async def test_a_corrupt_newest_checkpoint_costs_its_steps_and_no_more(
+    offset: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = TrainedLog(monkeypatch)
+    config = pair_config(
+        tmp_path, SLOW, {"trainer": {"total_steps": 7}, "checkpoint": {"save_interval": 1}, "sync": {"offset": offset}}
+    )
+    async with in_process(config) as pair:
+        pair.start_explorer()
+        pair.start_trainer()
+        await pair.until(pair.trainer_status, lambda status: status.saved_step >= 4)
+        await kill(pair.tasks.pop("trainer"))
+        newest = max(config.checkpoint_root.glob("step_*"))
+        (newest / "model.safetensors").write_bytes(b"torn")
+        pair.start_trainer()
+        status = await pair.until(pair.trainer_status, lambda status: status.step > 0)
+        assert status.run_epoch == 2
+        await pair.both_end()
+    kept = int(newest.name[5:13]) - 1
+    lineage = log.ordinals(1, kept) + log.ordinals(2)
+    assert len(lineage) == len(set(lineage)) == 14

@@ -17,7 +17,7 @@ from explorer_service.app import run_stage as run_explorer_stage
 from protos.tandem.v1 import explorer_pb2, trainer_pb2
 from trainer_service.app import run_stage as run_trainer_stage
 
-SECONDS = 60.0
+SECONDS = 100.0
 """Far more than a run takes; the machine may be busy."""
 POLL_SECONDS = 0.02
 

@@ -332,3 +332,24 @@ def test_groups_that_were_acknowledged_are_counted_across_restarts(tmp_path: Pat
     again.acknowledge(3)
     assert (again.acknowledged_groups, again.pending_groups) == (6, 0)
     again.close()
+
+
+def test_it_knows_that_a_trainer_goes_on_from_before_an_acknowledgement(tmp_path: Path) -> None:
+    path = tmp_path / "e.spool"
+    spool = Spool.open(path, "run", "e")
+    assert not spool.acknowledged_beyond(1, 0)
+    spool.observe_epoch(1)
+    for newest_step in (3, 4, 5):
+        spool.append(lambda sequence: b"%d" % sequence, 1, {}, newest_step)
+    spool.acknowledge(2)  # what was made on versions 3 and 4: trained by step 5 at the latest
+    spool.close()
+    again = Spool.open(path, "run", "e")
+    again.observe_epoch(2)
+    assert not again.acknowledged_beyond(1, 4)  # the trainer that acknowledged it
+    assert not again.acknowledged_beyond(2, 5)
+    assert again.acknowledged_beyond(2, 4)
+    assert again.acknowledged_beyond(2, 0)
+    again.acknowledge(3)
+    assert not again.acknowledged_beyond(2, 0)
+    assert again.acknowledged_beyond(3, 5)
+    again.close()

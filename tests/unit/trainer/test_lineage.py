@@ -14,16 +14,18 @@ def test_a_later_resume_from_an_earlier_step_cuts_all_epochs_before_it(epoch: in
     assert Lineage(3, ((1, 9), (2, 4))).holds(epoch, step) is held
 
 
-def test_an_epoch_that_left_no_checkpoint_is_held_by_those_before_and_after() -> None:
-    # Epoch 2 crashed before its first checkpoint, and epoch 3 went on from epoch 1's step 6: nothing of epoch 2 is held.
+def test_of_an_epoch_that_left_no_checkpoint_only_what_it_began_with_is_held() -> None:
+    # Epoch 2 crashed before its first checkpoint, and epoch 3 went on from epoch 1's step 6, as epoch 2 had.
     lineage = Lineage(1).next(3, 6)
     assert lineage.holds(1, 6)
     assert not lineage.holds(1, 7)
-    assert not lineage.holds(2, 6)
+    assert lineage.holds(2, 6)
+    assert not lineage.holds(2, 7)
 
 
-def test_a_fresh_start_holds_nothing_of_earlier_epochs() -> None:
-    assert not Lineage(2).holds(1, 0)
+def test_a_fresh_start_holds_nothing_of_earlier_epochs_but_the_initial_weights() -> None:
+    assert Lineage(2).holds(1, 0)
+    assert not Lineage(2).holds(1, 1)
 
 
 def test_it_survives_a_checkpoint() -> None:
