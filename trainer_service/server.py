@@ -121,7 +121,9 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
                 f"RequestSync belongs to style explorer_driven, not {self._config.sync.style.value}"
             )
         if request.explorer_id not in stage.sync.state.explorers:
-            raise ShuttingDown(f"the stream of explorer {plain(request.explorer_id)!r} is not open; ask again when it is")
+            raise ShuttingDown(
+                f"the stream of explorer {plain(request.explorer_id)!r} is not open; ask again when it is"
+            )
         answer = await stage.sync.request_sync(request.explorer_id, SyncRequested(request.explorer_id))
         version = published_version(stage.sync) if answer.newer else None
         return trainer_pb2.RequestSyncResponse(
