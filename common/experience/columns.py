@@ -17,7 +17,7 @@ from common.config.root import LimitsConfig
 from common.errors import MalformedData
 from common.experience.checks import check_columns
 from common.experience.experience import Experience, FloatArray, IntArray, MaskArray
-from common.experience.header import DTYPES, LENGTH_BYTES, Column, build_header, parse_header
+from common.experience.header import DTYPES, Column, build_header, parse_header
 
 LongArray = npt.NDArray[np.int64]
 Buffer: TypeAlias = bytes | Column
@@ -75,25 +75,23 @@ class Columns:
     def split(self, counts: Sequence[int]) -> Iterator[Columns]:
         """Runs of so many experiences, one after the other, as `slice` gives them."""
         bounds = _offsets(np.array(counts, np.int64))
-        edges = zip(
-            bounds.tolist(), self.token_offsets[bounds].tolist(), self.response_offsets[bounds].tolist(), strict=True
-        )
+        tokens, responses = self.token_offsets[bounds].tolist(), self.response_offsets[bounds].tolist()
+        edges = zip(bounds.tolist(), tokens, responses, strict=True)
         for (start, token, response), (stop, end_token, end_response) in pairwise(edges):
             yield self._part((start, stop), (token, end_token), (response, end_response))
 
     def _part(self, rows: tuple[int, int], tokens: tuple[int, int], responses: tuple[int, int]) -> Columns:
-        start, stop = rows
-        first_response, end_response = responses
+        items, after_prompt = slice(*rows), slice(*responses)
         return Columns(
-            tokens=self.tokens[tokens[0] : tokens[1]],
-            token_offsets=self.token_offsets[start : stop + 1] - tokens[0],
-            prompt_lengths=self.prompt_lengths[start:stop],
-            action_mask=self.action_mask[first_response:end_response],
-            logprobs=self.logprobs[first_response:end_response],
-            rewards=self.rewards[start:stop],
-            oldest_versions=self.oldest_versions[start:stop],
-            newest_versions=self.newest_versions[start:stop],
-            truncated=self.truncated[start:stop],
+            tokens=self.tokens[slice(*tokens)],
+            token_offsets=self.token_offsets[rows[0] : rows[1] + 1] - tokens[0],
+            prompt_lengths=self.prompt_lengths[items],
+            action_mask=self.action_mask[after_prompt],
+            logprobs=self.logprobs[after_prompt],
+            rewards=self.rewards[items],
+            oldest_versions=self.oldest_versions[items],
+            newest_versions=self.newest_versions[items],
+            truncated=self.truncated[items],
         )
 
     def select(self, indices: Sequence[int] | npt.NDArray[np.integer]) -> Columns:
@@ -192,14 +190,11 @@ def check_image(data: memoryview) -> None:
 
 
 def decode(data: bytes | memoryview, limits: LimitsConfig) -> Columns:
-    """The columns in a peer's or a file's bytes, as views of them: nothing is copied when the bytes are aligned.
+    """The columns in a peer's or a file's bytes, as views of them, aligned or not: nothing is copied.
 
     Raises LimitExceeded (`limits.batch_experiences`, `limits.experience_tokens`, the header's size) or MalformedData.
     """
-    view = memoryview(data).cast("B")
-    if len(view) and np.frombuffer(view, np.uint8).__array_interface__["data"][0] % LENGTH_BYTES:
-        view = memoryview(bytes(view))
-    return Columns(**_checked(view, limits.batch_experiences, limits.experience_tokens))
+    return Columns(**_checked(memoryview(data).cast("B"), limits.batch_experiences, limits.experience_tokens))
 
 
 def _checked(image: memoryview, max_experiences: int | None, max_tokens: int | None) -> dict[str, Column]:

@@ -68,11 +68,11 @@ def parse_header(data: memoryview) -> dict[str, Column]:
 
     Raises LimitExceeded for a header above `MAX_HEADER_BYTES`, MalformedData for anything else that is wrong.
     """
-    length = _header_length(data)
-    start = LENGTH_BYTES + length
-    spans = _canonical_spans(data, start)
-    if spans is None:
-        spans = _spans(bytes(data[LENGTH_BYTES:start]))
+    start = LENGTH_BYTES + _header_length(data)
+    canonical = _canonical_columns(data, start)
+    if canonical is not None:
+        return canonical
+    spans = _spans(bytes(data[LENGTH_BYTES:start]))
     position = 0
     for name, (begin, end) in sorted(spans.items(), key=lambda item: item[1]):
         if begin != position:
@@ -87,21 +87,24 @@ def parse_header(data: memoryview) -> dict[str, Column]:
     }
 
 
-def _canonical_spans(data: memoryview, start: int) -> dict[str, tuple[int, int]] | None:
-    """First byte and end of each column of a header that is as we write it; None for any other."""
+def _canonical_columns(data: memoryview, start: int) -> dict[str, Column] | None:
+    """The columns where the header is as we write it, down to the byte; None for any other, good or bad."""
     match = _CANONICAL.fullmatch(data, LENGTH_BYTES, start)
     if match is None:
         return None
-    numbers = tuple(map(int, match.groups()))
-    sizes, begins, ends = numbers[::3], numbers[1::3], numbers[2::3]
-    for size, begin, end, dtype in zip(sizes, begins, ends, DTYPES.values(), strict=True):
-        if end - begin != size * dtype.itemsize:
+    numbers = map(int, match.groups())
+    columns: dict[str, Column] = {}
+    position = 0
+    for (name, dtype), size, begin, end in zip(DTYPES.items(), numbers, numbers, numbers, strict=False):
+        if begin != position or end != begin + size * dtype.itemsize or end > len(data) - start:
             return None
-    return dict(zip(DTYPES, zip(begins, ends, strict=True), strict=True))
+        columns[name] = np.frombuffer(data, dtype, size, start + begin)
+        position = end
+    return columns if position == len(data) - start else None
 
 
 def _spans(text: bytes) -> dict[str, tuple[int, int]]:
-    """As `_canonical_spans`, of any JSON. Raises MalformedData."""
+    """First byte and end of each column, of any JSON. Raises MalformedData."""
     entries = _load_json(text)
     if entries.keys() != DTYPES.keys():
         odd = ", ".join(sorted(shown(name) for name in entries.keys() ^ DTYPES.keys())[: len(DTYPES)])

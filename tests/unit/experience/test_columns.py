@@ -81,11 +81,19 @@ def test_decode_copies_nothing() -> None:
     assert all(np.shares_memory(memory, getattr(columns, name)) for name in DTYPES)
 
 
-def test_bytes_at_an_odd_address_decode_to_aligned_arrays() -> None:
-    data = encode(Columns.from_experiences(two_experiences()))
-    columns = decode(memoryview(b"\0" + data)[1:], LIMITS)
+def test_bytes_at_an_odd_address_decode_without_a_copy() -> None:
+    data = b"\0" + encode(Columns.from_experiences(two_experiences()))
+    columns = decode(memoryview(data)[1:], LIMITS)
     assert_columns(columns, BY_HAND)
-    assert all(getattr(columns, name).flags.aligned for name in DTYPES)
+    memory = np.frombuffer(data, np.uint8)
+    assert all(np.shares_memory(memory, getattr(columns, name)) for name in DTYPES)
+
+
+def test_joined_columns_are_aligned_wherever_their_parts_lay() -> None:
+    data = b"\0" + encode(Columns.from_experiences(two_experiences()))
+    joined = concat(list(decode(memoryview(data)[1:], LIMITS).split([1, 1])))
+    assert_columns(joined, BY_HAND)
+    assert all(getattr(joined, name).flags.aligned for name in DTYPES)
 
 
 def test_experiences_come_back_one_by_one() -> None:
