@@ -145,6 +145,44 @@ def check(config: ConfigFile, overrides: Overrides = None) -> None:
 
 
 @app.command()
+def simulate(
+    config: ConfigFile,
+    overrides: Overrides = None,
+    explorers: Annotated[
+        int | None, typer.Option(min=1, help="Explorers; default: those of the configuration.")
+    ] = None,
+    rollout_seconds: Annotated[float, typer.Option(min=0.0, help="Of one group.")] = 1.0,
+    train_seconds: Annotated[float, typer.Option(min=0.0, help="Of one trainer step.")] = 1.0,
+    push_seconds: Annotated[float, typer.Option(min=0.0, help="Of bringing a version to an explorer.")] = 0.1,
+    steps: Annotated[int, typer.Option(min=1, help="Trainer steps.")] = 50,
+    png: Annotated[Path | None, typer.Option(help="Draws the timeline there; a name in .svg gives SVG.")] = None,
+) -> None:
+    """Shows what a schedule comes to, without running anything: deadlocks, throughput, idle time, staleness.
+
+    The services' own state machines run in virtual time, with the durations that are given. Exit code 1 when both sides
+    would wait for each other for ever, 2 for a bad configuration.
+
+    Examples:
+
+    - `tandem simulate run.yaml --rollout-seconds 20 --train-seconds 8`
+
+    - `tandem simulate run.yaml --explorers 4 --set sync.style=fully_async --png timeline.png`
+    """  # noqa: D412 - Markdown wants the blank line before a list
+    from common.cli.simulate import simulate_command  # noqa: PLC0415 - see the module's docstring
+
+    simulate_command(
+        config,
+        overrides,
+        explorers=explorers,
+        rollout_seconds=rollout_seconds,
+        train_seconds=train_seconds,
+        push_seconds=push_seconds,
+        steps=steps,
+        png=png,
+    )
+
+
+@app.command()
 def status(
     address: Annotated[str, typer.Argument(metavar="ADDRESS", help="host:port of a trainer or an explorer.")],
     as_json: Annotated[

@@ -368,6 +368,8 @@ def simulate(
 
 CHECKED_HAPPENINGS = 700
 """For each timing: together 0.2 s at most, which is what a start may cost."""
+CHECKED_EXPLORERS = 64
+"""With more, so many happenings see little of a run."""
 CHECKED_TIMINGS = (
     Durations(rollout=1.0, train=1.0, push=0.25, latency=0.01),
     Durations(rollout=8.0, train=1.0, push=0.25, latency=0.01),
@@ -383,6 +385,8 @@ def find_deadlock(
 
     What it finds is certain for these timings; of a long run it sees the beginning.
     """
+    if explorers > CHECKED_EXPLORERS:
+        return None
     endless = total_steps if total_steps is not None or tasks is not None else CHECKED_HAPPENINGS
     for durations in CHECKED_TIMINGS:
         result = simulate(

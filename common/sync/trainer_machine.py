@@ -208,7 +208,8 @@ def _join(
         asking=asking and not newest,
         granted=max(event.started, event.received),
         received=event.received,
-        gone=event.gone,
+        # The groups of the running step are gone from the queue already, and not trained yet.
+        gone=max(event.gone, known.gone),
         window=known.window,
         need=known.need,
     )

@@ -1,0 +1,129 @@
+"""`tandem simulate`: the schedule of a configuration in virtual time, before anything runs.
+
+`python -m common.cli.simulate --draw-docs FOLDER` draws the timelines of docs/architecture.md.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import typer
+
+from common.cli.timeline import draw_timeline
+from common.sync.policy import Style, SyncPolicy
+from common.sync.simulate import Durations, SimulationResult, simulate
+
+EXIT_DEADLOCK = 1
+
+DOCS_DURATIONS = Durations(rollout=1.0, train=0.8, push=0.2, latency=0.02)
+DOCS_POLICIES = {
+    Style.FIXED: (SyncPolicy(Style.FIXED, offset=1, groups_per_train_step=4, groups_per_explore_step=4), "offset 1"),
+    Style.TRAINER_DRIVEN: (
+        SyncPolicy(Style.TRAINER_DRIVEN, trainer_interval=2, groups_per_train_step=4, groups_per_explore_step=4),
+        "the trainer publishes every 2 steps, the explorer looks after every step",
+    ),
+    Style.EXPLORER_DRIVEN: (
+        SyncPolicy(Style.EXPLORER_DRIVEN, explorer_interval=2, groups_per_train_step=4, groups_per_explore_step=4),
+        "the explorer asks every 2 steps",
+    ),
+    Style.FULLY_ASYNC: (
+        SyncPolicy(
+            Style.FULLY_ASYNC,
+            groups_per_train_step=4,
+            groups_per_explore_step=4,
+            max_staleness=3,
+            max_inflight_batches=2,
+        ),
+        "2 explore steps in flight, at most 3 steps stale",
+    ),
+}
+
+
+def simulate_command(
+    config: Path,
+    overrides: Sequence[str] | None = None,
+    *,
+    explorers: int | None = None,
+    rollout_seconds: float = 1.0,
+    train_seconds: float = 1.0,
+    push_seconds: float = 0.1,
+    steps: int = 50,
+    png: Path | None = None,
+) -> None:
+    """Prints what the schedule of each stage comes to; ends with exit code 1 where one deadlocks.
+
+    `explorers`: None takes those of the configuration. `steps` are trainer steps; `png` is where the timeline is drawn.
+    """
+    from common.config.describe import explorers as configured_explorers  # noqa: PLC0415 - `--help` is quick
+    from common.config.describe import plain_policy  # noqa: PLC0415 - as above
+    from common.config.load import load_config  # noqa: PLC0415 - as above
+    from common.config.stages import stage_configs  # noqa: PLC0415 - as above
+
+    deadlocked = False
+    for stage in stage_configs(load_config(config, overrides or ())):
+        if stage.buffer.source == "file":
+            print(f"{stage.stage_name}: trains on a file, without explorers")
+            continue
+        policy = plain_policy(stage)
+        count = explorers or configured_explorers(stage)
+        total = min(steps, stage.trainer.total_steps or steps)
+        result = simulate(
+            policy,
+            explorers=count,
+            durations=Durations(rollout_seconds, train_seconds, push_seconds, latency=0.001),
+            total_steps=total,
+        )
+        deadlocked = deadlocked or result.deadlock is not None
+        title = f"{stage.stage_name}: {policy.style.value}, {count} explorer{'s' if count > 1 else ''}"
+        print("\n".join([title, *outcome(result, policy)]))
+        if png is not None:
+            draw_timeline(result, title, png)
+    if deadlocked:
+        raise typer.Exit(EXIT_DEADLOCK)
+
+
+def outcome(result: SimulationResult, policy: SyncPolicy) -> list[str]:
+    """The result in lines for people."""
+    lines = []
+    if result.deadlock is not None:
+        lines.append(f"  DEADLOCK after {result.steps} trainer steps: {result.deadlock}")
+    if result.steps == 0:
+        return lines
+    steps_per_hour = 3600 * result.steps / result.seconds if result.seconds else 0.0
+    lines += [
+        f"  {result.steps} trainer steps in {result.seconds:.1f} s: {steps_per_hour:.0f} steps an hour",
+        f"  {result.groups_per_second:.2f} groups a second",
+        f"  idle: trainer {result.trainer_idle:.0%}, explorers {result.explorer_idle:.0%}",
+        f"  at most {result.max_queued_groups} of {policy.max_queued_groups} groups waited in the trainer",
+        f"  staleness: mean {result.mean_staleness:.2f} steps",
+    ]
+    groups = sum(result.staleness.values())
+    for steps, count in result.staleness.items():
+        lines.append(f"    {steps:3d} {'#' * max(1, round(40 * count / groups))} {count / groups:.0%}")
+    lines += [f"  dropped, {reason}: {count} groups" for reason, count in result.dropped.items()]
+    return lines
+
+
+def draw_docs(folder: Path) -> None:
+    """Draws one timeline for each style."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for style, (policy, words) in DOCS_POLICIES.items():
+        result = simulate(policy, durations=DOCS_DURATIONS, total_steps=6)
+        draw_timeline(result, f"{style.value}: {words}", folder / f"timeline_{style.value}.png")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Draws the documentation's pictures."""
+    match list(arguments):
+        case ["--draw-docs", folder]:
+            draw_docs(Path(folder))
+            return 0
+        case _:
+            print("usage: python -m common.cli.simulate --draw-docs FOLDER", file=sys.stderr)
+            return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
