@@ -344,7 +344,8 @@ class ExplorerLink:
         try:
             waiting_for = f"explorer {self.explorer_id} to apply version {publication.step}"
             async with self._status.waiting(waiting_for, None):
-                published = await publication.ready
+                # Others wait for the same publication: a delivery that is cancelled must not cancel it.
+                published = await asyncio.shield(publication.ready)
                 delivery = await self._publisher.deliver(
                     self._channel, f"explorer {self.explorer_id}", published, staged
                 )
