@@ -251,10 +251,10 @@ def _delivered(
 
 
 def _with_version(view: ExplorerView, version: int, policy: SyncPolicy) -> ExplorerView:
-    """fixed: a version of a later window lets it make one window more."""
+    """fixed: it may make as many windows more as it can have come through, some of them perhaps unseen."""
     interval = policy.trainer_interval
-    next_window = view.window is not None and version // interval > view.window // interval
-    more = policy.explorer_interval * policy.groups_per_explore_step if next_window else 0
+    windows = 0 if view.window is None else max(0, version // interval - view.window // interval)
+    more = windows * policy.explorer_interval * policy.groups_per_explore_step
     return replace(view, window=version, need=view.need + more)
 
 
