@@ -11,17 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import xxhash
 from google.protobuf.message import DecodeError, Message
 
 from common.errors import MalformedData
+from common.experience.columns import Buffer, joined
 from protos.tandem.v1 import experience_pb2, explorer_pb2
-
-Buffer: TypeAlias = bytes | npt.NDArray[Any]
 
 # Tags: field number << 3 | wire type (0 varint, 1 eight bytes, 2 length-delimited).
 BATCH_TAG = explorer_pb2.StreamExperiencesResponse.BATCH_FIELD_NUMBER << 3 | 2
@@ -101,7 +98,7 @@ def serialize_batch(fields: experience_pb2.ExperienceBatch, columns: Sequence[Bu
     size = sum(piece.nbytes if isinstance(piece, np.ndarray) else len(piece) for piece in columns)
     prefix = fields.SerializeToString() + bytes((COLUMNS_TAG,)) + _varint(size)
     checksum = bytes((COLUMNS_XXH3_TAG,)) + bytes(XXH3_BYTES)
-    wire = bytearray().join((prefix, *columns, checksum))  # type: ignore[arg-type]  # arrays are buffers
+    wire = joined((prefix, *columns, checksum))
     view = memoryview(wire)[len(prefix) : len(prefix) + size]
     # Hashed where it lies, in one go; then the place that was left for it is filled.
     wire[-XXH3_BYTES:] = xxhash.xxh3_64_intdigest(view).to_bytes(XXH3_BYTES, "little")

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -154,3 +155,17 @@ def test_mask_errors_of_two_experiences_do_not_cancel_out() -> None:
 def test_no_experiences_are_no_batch() -> None:
     with pytest.raises(MalformedData, match="without experiences"):
         Columns.from_experiences([])
+
+
+def test_rows_with_gaps_between_their_items_are_joined_by_value() -> None:
+    first, second = two_experiences()
+    spread = np.zeros(2 * first.tokens.size, np.int32)
+    spread[::2] = first.tokens
+    columns = Columns.from_experiences([replace(first, tokens=spread[::2]), second])
+    assert_columns(columns, BY_HAND)
+
+
+def test_narrower_integers_are_widened() -> None:
+    first, second = two_experiences()
+    columns = Columns.from_experiences([replace(first, tokens=first.tokens.astype(np.int16)), second])
+    assert_columns(columns, BY_HAND)
