@@ -59,3 +59,4 @@ class Control:
             self._status.enter(trainer_pb2.TRAINER_STATE_PAUSED, "by request")
             async with self._status.waiting("Resume", None):
                 await self._changes.until(lambda: not self.paused or self.stopping)
+            self._status.enter(trainer_pb2.TRAINER_STATE_WAITING_FOR_EXPERIENCES, "resumed")

@@ -123,7 +123,10 @@ class ExplorerSource:
         def something_changed() -> bool:
             return len(self._queue) != have or self._stopping() or self._nothing_comes()
 
-        if not any(view.connected for view in self._sync.state.explorers.values()):
+        # A pause is the loop's to show: this samples ahead meanwhile.
+        if self._status.state == trainer_pb2.TRAINER_STATE_PAUSED:
+            pass
+        elif not any(view.connected for view in self._sync.state.explorers.values()):
             self._status.enter(trainer_pb2.TRAINER_STATE_WAITING_FOR_EXPLORERS, "none is connected")
         elif not self._sync.state.training:
             self._status.enter(
