@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from support import say
 
-WARM_UP = 8
+WARM_UP = 30
 """Steps before the measured one: AdamW's first ones move every word by the whole learning rate."""
 TOKENS = 64
 """Of a step, from another passage each time."""
@@ -36,7 +36,7 @@ def trained(gguf: Path, rate: float) -> tuple[np.ndarray, np.ndarray]:
     for step in range(WARM_UP + 1):
         if step == WARM_UP:
             versions.append(_bits(model))
-        batch = tokenizer(passages[7 * step], return_tensors="pt")["input_ids"][:, :TOKENS]
+        batch = tokenizer(passages[step], return_tensors="pt")["input_ids"][:, :TOKENS]
         model(input_ids=batch, labels=batch).loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()

@@ -44,12 +44,17 @@ def sample_metrics(sample: Sample, step: int) -> dict[str, float]:
 
 
 def step_metrics(
-    sample: Sample, result: StepResult, step: int, *, train_seconds: float, loop_seconds: float
+    sample: Sample,
+    of_sample: Mapping[str, float],
+    result: StepResult,
+    *,
+    train_seconds: float,
+    loop_seconds: float,
 ) -> dict[str, float]:
-    """Everything of one step. `loop_seconds` is the time since the step before ended."""
+    """Everything of one step. `of_sample` is from `sample_metrics`, `loop_seconds` the time since the last step's end."""
     tokens = sample.batch.tokens.numel()
     ours: Mapping[str, float] = {
-        **sample_metrics(sample, step),
+        **of_sample,
         "time/train_step": train_seconds,
         "time/step": loop_seconds,
         "throughput/train_tokens_per_s": tokens / max(loop_seconds, 1e-9),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol
 
 import structlog
@@ -21,7 +21,7 @@ from trainer_service.control import Control
 from trainer_service.engine.base import StepResult, TrainEngine
 from trainer_service.engine.worker import EngineWorker
 from trainer_service.saver import Saver
-from trainer_service.step_metrics import step_metrics
+from trainer_service.step_metrics import sample_metrics, step_metrics
 
 log = structlog.get_logger(__name__)
 
@@ -153,6 +153,8 @@ class Trainer:
         began = time.monotonic()
         training = self._worker.submit(self._engine.train_step, sample.batch)
         next_sample = self._sample_ahead(2)
+        # Computed while the engine works: once the step is done, its publication is all that counts.
+        of_sample = sample_metrics(sample, step)
         result = await self._result_of(training)
         train_seconds = time.monotonic() - began
         self.step = step
@@ -160,10 +162,10 @@ class Trainer:
         self._training = False
         if self._saver.is_due(step) or self._requested_save is not None:
             self._begin_save(final=step == self._config.trainer.total_steps)
+        self._schedule.feed(TrainStepDone())
         if self._config.checkpoint.save_interval is None and self._on_step_without_saves is not None:
             self._on_step_without_saves()
-        self._schedule.feed(TrainStepDone())
-        self._log(sample, result, train_seconds)
+        self._log(sample, of_sample, result, train_seconds)
         return next_sample
 
     def _begin_save(self, *, final: bool = False) -> asyncio.Future[SavedCheckpoint]:
@@ -192,10 +194,10 @@ class Trainer:
         except Exception as error:  # noqa: BLE001 - the error that ended the run is the one to raise
             log.error("final_save_failed", error=str(error))  # noqa: TRY400 - the cause is logged where it is raised
 
-    def _log(self, sample: Sample, result: StepResult, train_seconds: float) -> None:
+    def _log(self, sample: Sample, of_sample: Mapping[str, float], result: StepResult, train_seconds: float) -> None:
         now = time.monotonic()
         metrics = step_metrics(
-            sample, result, self.step, train_seconds=train_seconds, loop_seconds=now - self._step_ended
+            sample, of_sample, result, train_seconds=train_seconds, loop_seconds=now - self._step_ended
         )
         self._step_ended = now
         metrics |= self._extra_metrics()

@@ -58,7 +58,7 @@ def test_a_version_is_on_its_way_the_moment_its_step_is_done(
         assert len(watched.steps) == STEPS
         assert {step: watched.offers.get(step) for step in (1, 2, 3)} == dict(enumerate(watched.steps, start=1))
 
-    run_virtually(main, monkeypatch, patience=1.0)
+    run_virtually(main, monkeypatch, patience=3.0)
 
 
 def test_an_explorer_without_a_trainer_only_waits_for_its_deadline(
