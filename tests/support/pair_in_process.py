@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
+import transformers.models.llama.modeling_llama  # noqa: F401 - here, once: two threads that import it at a time fail, or hang
+from transformers import PreTrainedTokenizerFast  # noqa: F401 - as above
 
 from common.config.root import TandemConfig
 from common.registry import load_plugins
