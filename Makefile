@@ -40,10 +40,6 @@ $(INSTALLED): pyproject.toml constraints.txt
 test: setup ## All tests, in one pytest run (PYTEST_ARGS='-k name' narrows it)
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
-.PHONY: test-restarts
-test-restarts: setup ## The restart tests in one process, which are not settled: one of them hangs now and then
-	$(BIN)/python -m pytest tests/integration/test_restarts.py -m unsettled --timeout 120 $(PYTEST_ARGS)
-
 .PHONY: lint
 lint: setup ## ruff: rules and formatting
 	$(BIN)/ruff check .

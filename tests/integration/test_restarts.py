@@ -13,9 +13,6 @@ from tests.support.trained_log import TrainedLog
 
 SLOW = {"taskset": {"reward": "slow_digits"}}
 
-# In one process a restarted side sometimes never finishes (see README, "What is not settled"): run by `make test-restarts`.
-pytestmark = pytest.mark.unsettled
-
 
 async def test_each_side_says_that_it_waits_for_the_other(tmp_path: Path) -> None:
     config = pair_config(tmp_path, {"trainer": {"total_steps": 2}})
