@@ -17,7 +17,7 @@ from tests.support.grpcurl import EXPLORER, TRAINER, grpcurl
 from tests.support.pair_config import pair_config
 from tests.support.pair_in_process import InProcessPair, in_process, kill
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 INVALID_ARGUMENT, FAILED_PRECONDITION, UNAVAILABLE = 64 + 3, 64 + 9, 64 + 14
 """grpcurl's exit codes."""
@@ -29,7 +29,7 @@ SETTINGS = {
 }
 
 
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
+@pytest_asyncio.fixture(loop_scope="session", scope="module")
 async def pair(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[InProcessPair]:
     """A pair that has trained some steps and is paused, with batches in the spool."""
     async with in_process(pair_config(tmp_path_factory.mktemp("grpcurl"), SETTINGS)) as pair:

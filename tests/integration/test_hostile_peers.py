@@ -23,7 +23,7 @@ from tests.support.pair_config import pair_config
 from tests.support.pair_in_process import InProcessPair, in_process
 from tests.support.scripted_rpc import until
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 RUN = "hostile"
 SECONDS = 60.0
@@ -110,14 +110,16 @@ def chunks(data: bytes, size: int = 4096) -> list[dict[str, Any]]:
     ]
 
 
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
+@pytest_asyncio.fixture(loop_scope="session", scope="module")
 async def target(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Target]:
     config = pair_config(tmp_path_factory.mktemp("hostile"), SETTINGS)
     generator = torch.Generator().manual_seed(0)
+    engine = make_engine(config)
     tensors = {
         entry.name: torch.randn(entry.shape, generator=generator).to(DTYPES[entry.dtype])
-        for entry in make_engine(config).layout.tensors
+        for entry in engine.layout.tensors
     }
+    await engine.close()
     async with in_process(config) as pair, open_channel(config.explorer.address, config.limits) as channel:
         pair.start_explorer()
         waiting = explorer_pb2.EXPLORER_STATE_WAITING_FOR_WEIGHTS

@@ -29,7 +29,9 @@ def chunk(data: bytes, offset: int) -> Request:
 
 async def test_a_push_is_fenced_resumed_and_answered_at_once(tmp_path: Path) -> None:
     config = pair_config(tmp_path)
-    layout = make_engine(config).layout
+    engine = make_engine(config)
+    layout = engine.layout
+    await engine.close()
     tensors = {entry.name: torch.full(entry.shape, 0.5).to(DTYPES[entry.dtype]) for entry in layout.tensors}
     manifest = build_manifest(tensors)
     data = b"".join(tensor_bytes(tensors[entry.name]).numpy().tobytes() for entry in manifest.tensors)
