@@ -26,6 +26,8 @@ PRINTABLE = range(0x20, 0x7F)
 BY_REASON: dict[str, type[TandemError]] = {
     kind.reason: kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, TandemError)
 }
+CUT_WHILE_WRITING = "Internal error from Core"
+"""gRPC's own INTERNAL where a stream ended while we wrote to it; the status that the peer sent, if it did, is lost then."""
 UNREACHABLE = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED}
 
 
@@ -58,7 +60,7 @@ def from_rpc_error(error: grpc.aio.AioRpcError, peer: str) -> TandemError:
         known.metadata = dict(info.metadata)
         return known
     code = error.code()
-    if code in UNREACHABLE:
+    if code in UNREACHABLE or (error.details() or "").startswith(CUT_WHILE_WRITING):
         return PeerUnavailable(message)
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return WaitTimedOut(message)

@@ -8,7 +8,8 @@ import pytest
 import structlog
 import torch
 
-from common.errors import CorruptData
+from common.errors import CorruptData, PeerUnavailable
+from common.weights.collector import ChunkCollector
 from common.weights.delta import encode
 from common.weights.encoding import Encoding
 from tests.support.push_pair import PushPair, push_pair, snapshot_of
@@ -167,28 +168,24 @@ async def test_a_push_that_is_cut_goes_on_behind_the_last_verified_byte(
         await pair.push(1, weights)
         # So dense that the delta has several chunks.
         weights = trained(weights, every=6)
-        delivery: asyncio.Task[object] = asyncio.create_task(asyncio.sleep(0))
+        offsets = damage_chunks(monkeypatch, lambda _number, wire: wire)
+        genuine = ChunkCollector.write
 
-        def cut_at_the_fourth(number: int, wire: bytes) -> bytes:
-            if number == 4:
-                delivery.cancel()
-            return wire
+        def cut_after_two(collector: ChunkCollector, offset: int, xxh3: int, data: memoryview) -> bool:
+            if collector.received == 8192:
+                raise PeerUnavailable("the line was cut")
+            return genuine(collector, offset, xxh3, data)
 
-        offsets = damage_chunks(monkeypatch, cut_at_the_fourth)
-        delivery = asyncio.create_task(pair.push(2, weights))
-        with pytest.raises(asyncio.CancelledError):
-            await delivery
-        assert len(offsets) == 4
-
-        # The explorer may still be taking in what was in flight.
-        receiver = pair.explorer.weights.receiver
-        async with asyncio.timeout(10):
-            while receiver.received < 4096:  # noqa: ASYNC110 - the receiver announces no chunks
-                await asyncio.sleep(0.01)
+        with monkeypatch.context() as cut:
+            cut.setattr(ChunkCollector, "write", cut_after_two)
+            with pytest.raises(PeerUnavailable):
+                await pair.push(2, weights)
+        # Two chunks of 4096 bytes were verified.
+        assert pair.explorer.weights.receiver.received == 8192
+        offsets.clear()
         await pair.push(2, weights)
         assert same(pair, weights)
-        assert offsets[4] >= 4096
-        assert offsets[4] % 4096 == 0
+        assert offsets[0] == 8192
 
 
 @pytest.mark.parametrize("encoding", [Encoding.FULL, Encoding.DELTA])
@@ -200,7 +197,13 @@ async def test_a_corrupt_chunk_is_sent_again_on_the_same_stream(
     async with push_pair(tmp_path, weights) as pair:
         await pair.push(1, weights)
         weights = trained(weights, every=6)
-        offsets = damage_chunks(monkeypatch, lambda number, wire: flipped(wire) if number in {2, 9} else wire)
+        offsets: list[int] = []
+
+        def harm(_number: int, wire: bytes) -> bytes:
+            first_time = offsets.count(offsets[-1]) == 1
+            return flipped(wire) if first_time and offsets[-1] in {4096, 20480} else wire
+
+        offsets = damage_chunks(monkeypatch, harm)
 
         delivery = await pair.push(2, weights)
 

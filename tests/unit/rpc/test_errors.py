@@ -195,3 +195,10 @@ def test_a_peers_text_is_shown_as_one_printable_line(text: str) -> None:
     assert len(line) <= 203
     if text.isprintable() and len(text) <= 200:
         assert line == text
+
+
+def test_a_stream_that_ended_under_a_write_counts_as_a_broken_connection() -> None:
+    """gRPC puts an INTERNAL of its own in the place of whatever the peer said; it is worth another try, and no fault."""
+    found = from_rpc_error(rpc_error(grpc.StatusCode.INTERNAL, 'Internal error from Core: Failed "execute_batch"'), "p")
+    assert isinstance(found, PeerUnavailable)
+    assert isinstance(from_rpc_error(rpc_error(grpc.StatusCode.INTERNAL, "internal error"), "p"), PeerFailed)
