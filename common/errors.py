@@ -48,6 +48,20 @@ class PeerFailed(PeerError):
     reason = "PEER_FAILED"
 
 
+class Unauthenticated(PeerError):
+    """The caller did not prove who he is: no certificate or token of a role, or one that is not known here."""
+
+    code = grpc.StatusCode.UNAUTHENTICATED
+    reason = "UNAUTHENTICATED"
+
+
+class PermissionDenied(PeerError):
+    """The caller is known, and what he asks is not for his role."""
+
+    code = grpc.StatusCode.PERMISSION_DENIED
+    reason = "PERMISSION_DENIED"
+
+
 class ProtocolViolation(PeerError):
     """A message out of order, or with contents that the contract forbids."""
 

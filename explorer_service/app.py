@@ -11,11 +11,13 @@ import structlog
 from common.changes import Changes
 from common.config.describe import describe_sync, sync_policy
 from common.config.root import TandemConfig
+from common.config.security import Role
 from common.errors import PeerFailed, PeerUnavailable, RunMismatch, ShuttingDown, TandemError, WaitTimedOut
 from common.models.tokenizer import load_tokenizer, tokenizer_hash
 from common.monitor.build import build_sinks
 from common.monitor.monitor import Monitor
 from common.process import configure_threads
+from common.rpc.credentials import ServerSecurity
 from common.rpc.server import RpcServer
 from common.service import Signals, StageEnd
 from common.status import StatusBoard
@@ -65,7 +67,8 @@ class ExplorerStage:
         self._changes = Changes()
         self._status: StatusBoard[int] = StatusBoard(explorer_pb2.EXPLORER_STATE_STARTING)
         self._monitor = Monitor(build_sinks(config, config.explorer.id))
-        self._server = RpcServer(config.explorer.address, SERVICE, config.limits)
+        security = ServerSecurity(config.security, Role.EXPLORER)
+        self._server = RpcServer(config.explorer.address, SERVICE, config.limits, security)
         self._servicer = ExplorerServicer(config=config, status=self._status, monitor=self._monitor, stop=self._stop)
         self._spool = SpoolThread()
         self._engine: RolloutEngine | None = None

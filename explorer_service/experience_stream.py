@@ -15,7 +15,7 @@ import structlog
 
 from common.changes import Changes
 from common.config.root import TandemConfig
-from common.errors import ProtocolViolation, RunMismatch, StaleEpoch, TandemError
+from common.errors import PermissionDenied, ProtocolViolation, RunMismatch, StaleEpoch, TandemError
 from common.rpc.peers import plain
 from common.status import StatusBoard
 from common.sync.events import CreditGranted, CreditRevoked
@@ -97,8 +97,11 @@ class ExperienceStream:
             self._ended = why
         self._changes.notify()
 
-    async def serve(self, requests: Requests) -> AsyncGenerator[Outgoing, None]:
-        """One call of StreamExperiences. Raises StaleEpoch when another trainer has taken, or takes, its place."""
+    async def serve(self, requests: Requests, *, looks_only: bool = False) -> AsyncGenerator[Outgoing, None]:
+        """One call of StreamExperiences. Raises StaleEpoch when another trainer has taken, or takes, its place.
+
+        Who `looks_only` may open it with `peek` alone, else PermissionDenied is raised.
+        """
         async with self._status.waiting("the first message of a stream", OPEN_SECONDS):
             first = await anext(requests, None)
         if first is None or first.WhichOneof("message") != "open":
@@ -108,6 +111,8 @@ class ExperienceStream:
                 async for response in peeked:
                     yield response
             return
+        if looks_only:
+            raise PermissionDenied("an operator may only look: open the stream with `peek`")
         session = await self._open(first.open)
         # No group of tasks around a `yield`: its cancellation would hit whoever runs this generator (PEP 789).
         reader = asyncio.create_task(self._read(requests, session))

@@ -11,8 +11,10 @@ import grpc
 
 from common import __version__
 from common.config.root import TandemConfig
+from common.config.security import Role
 from common.errors import ConfigError, ShuttingDown
 from common.monitor.monitor import Monitor
+from common.rpc.authorization import calling_role
 from common.rpc.peers import plain
 from common.status import StatusBoard
 from common.wire.bulk import parse_push_request, serialize_or_pass
@@ -76,7 +78,8 @@ class ExplorerServicer(explorer_pb2_grpc.ExplorerServiceServicer):
     ) -> AsyncGenerator[Outgoing, None]:
         """Experiences out, credits and acknowledgements in."""
         del context
-        async with aclosing(self._ready().stream.serve(request_iterator)) as responses:
+        looks_only = calling_role() is Role.OPERATOR
+        async with aclosing(self._ready().stream.serve(request_iterator, looks_only=looks_only)) as responses:
             async for response in responses:
                 yield response
 

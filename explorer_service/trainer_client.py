@@ -11,9 +11,11 @@ import structlog
 
 from common.changes import Changes
 from common.config.root import TandemConfig
-from common.errors import ConfigError, PeerUnavailable, ShuttingDown, WaitTimedOut
+from common.config.security import Role
+from common.errors import ConfigError, PeerUnavailable, ShuttingDown, Unauthenticated, WaitTimedOut
 from common.rpc.backoff import pauses
 from common.rpc.channel import QUICK_CALL_SECONDS, open_channel
+from common.rpc.credentials import Caller
 from common.rpc.errors import from_rpc_error
 from common.rpc.stubs import trainer_stub
 from common.status import StatusBoard
@@ -23,8 +25,8 @@ from protos.tandem.v1 import trainer_pb2
 
 log = structlog.get_logger(__name__)
 
-NOT_YET = (PeerUnavailable, WaitTimedOut, ShuttingDown)
-"""The trainer is not there yet, or not ready."""
+NOT_YET = (PeerUnavailable, WaitTimedOut, ShuttingDown, Unauthenticated)
+"""The trainer is not there yet, or not ready, or tokens are being replaced."""
 REGISTER_PAUSE_SECONDS = 5.0
 """After a registration the trainer dials back; when it does not, it is asked again."""
 
@@ -37,7 +39,7 @@ class TrainerClient:
         self._config = config
         self._status = status
         self._changes = changes
-        self._channel = open_channel(address, config.limits)
+        self._channel = open_channel(address, config.limits, Caller(config.security, Role.EXPLORER, Role.TRAINER))
         self._stub = trainer_stub(self._channel)
 
     async def keep_registered(self, own_address: str, connected: Callable[[], bool]) -> None:
@@ -75,6 +77,8 @@ class TrainerClient:
                 error = from_rpc_error(rpc_error, f"trainer {self.address}")
                 if not isinstance(error, NOT_YET):
                     raise error from rpc_error
+                if isinstance(error, Unauthenticated):
+                    log.warning("not_registered", trainer=self.address, error=error.message)
             else:
                 log.info("registered", trainer=self.address)
                 return

@@ -15,6 +15,7 @@ from common.checkpoint.run_lock import exclusive
 from common.checkpoint.store import CheckpointStore, LoadedCheckpoint
 from common.config.describe import describe_sync, sync_policy
 from common.config.root import TandemConfig
+from common.config.security import Role
 from common.config.stages import result_folder
 from common.errors import StaleEpoch, TandemError
 from common.logging import bind_context
@@ -22,6 +23,7 @@ from common.models.tokenizer import load_tokenizer, tokenizer_hash
 from common.monitor.build import build_sinks
 from common.monitor.monitor import Monitor
 from common.process import configure_threads
+from common.rpc.credentials import ServerSecurity
 from common.rpc.server import RpcServer
 from common.service import Signals, StageEnd
 from common.status import StatusBoard
@@ -74,7 +76,8 @@ class TrainerStage:
         self._control = Control(self._changes, self._status)
         self._worker = EngineWorker()
         self._monitor = Monitor(build_sinks(config, "trainer"))
-        self._server = RpcServer(config.trainer.address, SERVICE, config.limits)
+        security = ServerSecurity(config.security, Role.TRAINER)
+        self._server = RpcServer(config.trainer.address, SERVICE, config.limits, security)
         self._servicer = TrainerServicer(config, self._status, self._monitor, self._control, run_epoch)
         signals.subscribe(lambda number: self._control.stop(f"signal {number}", number))
 

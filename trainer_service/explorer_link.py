@@ -17,6 +17,7 @@ import structlog
 from google.protobuf.message import Message
 
 from common.config.root import TandemConfig
+from common.config.security import Role
 from common.errors import (
     CorruptData,
     ManifestMismatch,
@@ -26,10 +27,12 @@ from common.errors import (
     RunMismatch,
     ShuttingDown,
     TandemError,
+    Unauthenticated,
     WaitTimedOut,
 )
 from common.rpc.backoff import pauses
 from common.rpc.channel import QUICK_CALL_SECONDS, open_channel
+from common.rpc.credentials import Caller
 from common.rpc.errors import from_rpc_error
 from common.rpc.stubs import explorer_stub, read
 from common.status import StatusBoard
@@ -61,8 +64,8 @@ STREAM_METHOD = "/tandem.v1.ExplorerService/StreamExperiences"
 DECODED_INLINE_BYTES = 1 << 20
 """Batches up to here are decoded on the event loop, in a millisecond; for larger ones the way to a thread pays."""
 
-WORTH_ANOTHER_TRY = (PeerUnavailable, WaitTimedOut, PeerFailed, ShuttingDown)
-"""What a restart of the explorer, or of the network, can mend. Anything else ends the run."""
+WORTH_ANOTHER_TRY = (PeerUnavailable, WaitTimedOut, PeerFailed, ShuttingDown, Unauthenticated)
+"""What a restart of the explorer, or of the network, can mend, or tokens that are being replaced. Anything else ends the run."""
 
 
 class LinkObserver(Protocol):
@@ -113,7 +116,7 @@ class ExplorerLink:
         self._publisher = publisher
         self._status = status
         self._observer = observer
-        self._channel = open_channel(address, config.limits)
+        self._channel = open_channel(address, config.limits, Caller(config.security, Role.TRAINER, Role.EXPLORER))
         self._stub = explorer_stub(self._channel)
         self._outbox: asyncio.Queue[explorer_pb2.StreamExperiencesRequest] = asyncio.Queue()
         self._wanted: Publication | None = None

@@ -40,7 +40,7 @@ allowed.
 ## Stages
 
 `stages` runs several configurations one after the other in one run folder. Each stage has a `name` and overrides any key
-of the file except `run`, `stages` and `plugins`; sections are merged key by key, lists are replaced. A stage after the
+of the file except `run`, `stages`, `plugins` and `security`; sections are merged key by key, lists are replaced. A stage after the
 first starts from the result of the one before, with its tokenizer, unless it sets `model.path` or `model.architecture`.
 An explicit `checkpoint.root` gets one folder a stage. On the command line a stage goes by its name.
 

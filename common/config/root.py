@@ -11,6 +11,7 @@ from common.config.algorithm import AlgorithmConfig
 from common.config.base import PeerAddress, Section
 from common.config.explorer import ExplorerConfig, TasksetConfig
 from common.config.model import ModelConfig
+from common.config.security import SecurityConfig, open_door
 from common.config.sync import SyncConfig
 from common.config.trainer import BufferConfig, CheckpointConfig, TrainerConfig
 
@@ -78,6 +79,7 @@ class TandemConfig(Section):
     taskset: TasksetConfig = Field(default_factory=TasksetConfig)
     monitor: MonitorConfig = Field(default_factory=MonitorConfig)
     limits: LimitsConfig = Field(default_factory=LimitsConfig)
+    security: SecurityConfig = Field(default_factory=SecurityConfig)
     plugins: tuple[str, ...] = Field((), description="Python modules to import first; they register parts of your own.")
     stages: tuple[dict[str, Any], ...] = Field(
         (),
@@ -101,6 +103,14 @@ class TandemConfig(Section):
                 f"`sync.chunk_bytes` {self.sync.chunk_bytes} does not fit into a message of `limits.message_bytes` "
                 f"{self.limits.message_bytes} (less {_MESSAGE_OVERHEAD} for its other fields)"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _no_door_is_open(self) -> Self:
+        for key, address in (("trainer.address", self.trainer.address), ("explorer.address", self.explorer.address)):
+            refused = open_door(key, address, self.security)
+            if refused is not None:
+                raise ValueError(refused)
         return self
 
     @model_validator(mode="after")

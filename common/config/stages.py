@@ -12,7 +12,7 @@ from common.config.root import TandemConfig
 from common.config.validate import validate
 from common.errors import ConfigError
 
-_OF_THE_RUN = ("run", "stages", "plugins", "stage_name")
+_OF_THE_RUN = ("run", "stages", "plugins", "security", "stage_name")
 """Keys that hold for all stages."""
 _MODEL_SOURCES = ("path", "architecture")
 

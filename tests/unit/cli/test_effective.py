@@ -55,7 +55,9 @@ def test_an_explorer_that_asks_knows_whom(where: str) -> None:
 
 
 def test_an_address_to_listen_on_everywhere_is_dialled_on_loopback() -> None:
-    ready = effective(config("explorer.address='0.0.0.0:50052'", "trainer.address='[::]:50051'"))
+    ready = effective(
+        config("explorer.address='0.0.0.0:50052'", "trainer.address='[::]:50051'", "security.insecure=true")
+    )
     assert [listed.address for listed in ready.explorers] == ["127.0.0.1:50052"]
     assert explorer_target(ready) == "127.0.0.1:50052"
     assert trainer_target(ready) == "[::1]:50051"
