@@ -193,10 +193,16 @@ def status(
         bool, typer.Option("--health", help="Only whether it is SERVING; exit code 1 when it is not.")
     ] = False,
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds to wait for an answer.")] = 5.0,
+    config: Annotated[
+        Path | None,
+        typer.Option("--config", "-c", help="YAML file whose section `security` says how an operator calls."),
+    ] = None,
+    overrides: Overrides = None,
 ) -> None:
     """Shows what a service does, since when, and what it waits for: for what, since when, until when.
 
-    Of a trainer it shows the explorers too. Exit code 1 when nobody answers.
+    Of a trainer it shows the explorers too. Exit code 1 when nobody answers. Where services ask who calls, give the
+    configuration of the run, or the `security.yaml` that `tandem certs` makes: `security.operator` is shown to them.
 
     For example:
 
@@ -205,12 +211,48 @@ def status(
     - `tandem status 127.0.0.1:50052 --json | jq .waits`
 
     - `tandem status 127.0.0.1:50051 --health`
+
+    - `tandem status trainer.example:50051 --config certs/security.yaml`
     """
     from common.cli.service_status import probe_health, show_status  # noqa: PLC0415 - see the module's docstring
+    from common.config.load import load_security  # noqa: PLC0415 - as above
 
+    security = load_security(config, overrides or ())
     if health:
-        raise typer.Exit(probe_health(address, timeout))
-    show_status(address, as_json=as_json, watch=watch, timeout=timeout)
+        raise typer.Exit(probe_health(address, security, timeout))
+    show_status(address, security, as_json=as_json, watch=watch, timeout=timeout)
+
+
+@app.command()
+def certs(
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Made if it is not there; nothing in it is overwritten.")
+    ],
+    hosts: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--host",
+            metavar="NAME",
+            help="Name or IP address of a machine that a service runs on, beside localhost; may be repeated. Needed for "
+            "`security.server_names: host`, and by clients other than Tandem's.",
+        ),
+    ] = None,
+    days: Annotated[int, typer.Option(min=1, max=3650, help="Days until the certificates expire.")] = 365,
+) -> None:
+    """Makes a CA and certificates for trainer, explorer and operator, for a test setup or a network of your own.
+
+    Each certificate says its role, and each role may call what docs/security.md lists. `DIR/security.yaml` is the section
+    `security` that uses them. Give each machine `ca.pem` and the two files of its own role; `ca-key.pem` makes more
+    certificates, so keep it apart, or delete it. Called again for the same DIR, with `ca.pem` and `ca-key.pem` in it and a
+    role's two files taken away, it makes these anew under the same CA.
+
+    For example:
+
+    - `tandem certs certs --host trainer.example --host explorer.example`
+    """
+    from common.cli.certs import make_certificates  # noqa: PLC0415 - see the module's docstring
+
+    print(make_certificates(folder, hosts or (), days), end="")
 
 
 def _with_name(overrides: Sequence[str] | None, name: str | None) -> list[str]:

@@ -17,8 +17,11 @@ from rich.text import Text
 
 from common.cli.picture import described
 from common.cli.words import clean, duration, number, state_words
+from common.config.security import Role, SecurityConfig
 from common.errors import MalformedData, PeerUnavailable, ProtocolViolation
-from common.rpc.health_probe import main as probe
+from common.rpc.blocking import open_blocking_channel
+from common.rpc.credentials import Caller
+from common.rpc.health_probe import told_health
 from common.wire.status import timestamp_from_proto, wait_from_proto
 from protos.tandem.v1 import explorer_pb2, explorer_pb2_grpc, trainer_pb2, trainer_pb2_grpc
 
@@ -56,10 +59,10 @@ def ask(channel: grpc.Channel, address: str, timeout: float) -> TrainerStatus | 
     raise ProtocolViolation(f"{address} answers, but is neither a trainer nor an explorer")
 
 
-def show_status(address: str, *, as_json: bool, watch: bool, timeout: float) -> None:
+def show_status(address: str, security: SecurityConfig, *, as_json: bool, watch: bool, timeout: float) -> None:
     """Prints the status once, or again and again until Ctrl-C. Raises as `ask`; while watching only at the first time."""
     console = Console(highlight=False)
-    with grpc.insecure_channel(address) as channel:
+    with open_blocking_channel(address, Caller(security, Role.OPERATOR)) as channel:
         status = ask(channel, address, timeout)
         if not watch:
             print(to_json(status)) if as_json else console.print(rendered(status, address, time.time()))
@@ -70,9 +73,10 @@ def show_status(address: str, *, as_json: bool, watch: bool, timeout: float) -> 
             _watch_live(channel, address, timeout, console)
 
 
-def probe_health(address: str, timeout: float) -> int:
+def probe_health(address: str, security: SecurityConfig, timeout: float) -> int:
     """Prints SERVING, or says on standard error what it is instead; returns the exit code."""
-    code = probe([address, "--timeout", str(timeout)])
+    with open_blocking_channel(address, Caller(security, Role.OPERATOR)) as channel:
+        code = told_health(channel, address, timeout=timeout)
     if code == 0:
         print("SERVING")
     return code

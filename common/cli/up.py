@@ -24,8 +24,10 @@ from common.cli.words import duration
 from common.config.describe import describe_sync
 from common.config.load import to_yaml
 from common.config.root import TandemConfig
+from common.config.security import Role
 from common.config.stages import stage_configs
 from common.errors import TandemError
+from common.rpc.credentials import Caller, CallerCredentials
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -48,6 +50,7 @@ def run_pair(config: TandemConfig, patience: Patience | None = None) -> RunResul
     """
     stages = stage_configs(config)
     regimes = {stage.stage_name: describe_sync(stage) for stage in stages}
+    CallerCredentials(Caller(config.security, Role.OPERATOR))  # who watches the run; refused before anything is started
     config = effective(config)
     path = write_effective(config)
     console, errors = Console(highlight=False), Console(stderr=True, highlight=False)
@@ -82,7 +85,7 @@ async def _supervise(config: TandemConfig, path: Path, view: RunView, display: D
         supervisor = Supervisor(children, display.note, patience)
         for number in SIGNALS:
             loop.add_signal_handler(number, supervisor.interrupt, number)
-        watcher = Watcher(view, trainer_target(config), explorer_target(config), config.limits)
+        watcher = Watcher(view, trainer_target(config), explorer_target(config), config.limits, config.security)
         showing = [asyncio.create_task(watcher.run()), asyncio.create_task(_show(view, display, children, supervisor))]
         supervising = asyncio.create_task(supervisor.run())
         try:

@@ -10,8 +10,10 @@ import grpc
 
 from common.cli.run_view import RunView
 from common.config.root import LimitsConfig
+from common.config.security import Role, SecurityConfig
 from common.errors import MalformedData
 from common.rpc.channel import open_channel
+from common.rpc.credentials import Caller
 from common.rpc.stubs import explorer_stub, trainer_stub
 from protos.tandem.v1 import explorer_pb2, trainer_pb2
 
@@ -26,18 +28,25 @@ RECONNECT_SECONDS = 0.5
 class Watcher:
     """Keeps a view up to date until it is cancelled. A service that does not answer is shown, never an error here."""
 
-    def __init__(self, view: RunView, trainer: str, explorer: str, limits: LimitsConfig) -> None:
+    def __init__(
+        self, view: RunView, trainer: str, explorer: str, limits: LimitsConfig, security: SecurityConfig
+    ) -> None:
         """`trainer` and `explorer` are host:port."""
         self._view = view
         self._trainer = trainer
         self._explorer = explorer
         self._limits = limits
+        self._security = security
 
     async def run(self) -> None:
         """Until cancelled."""
         async with (
-            open_channel(self._trainer, self._limits) as to_trainer,
-            open_channel(self._explorer, self._limits) as to_explorer,
+            open_channel(
+                self._trainer, self._limits, Caller(self._security, Role.OPERATOR, Role.TRAINER)
+            ) as to_trainer,
+            open_channel(
+                self._explorer, self._limits, Caller(self._security, Role.OPERATOR, Role.EXPLORER)
+            ) as to_explorer,
             asyncio.TaskGroup() as tasks,
         ):
             tasks.create_task(self._repeat(lambda: self._ask_trainer(to_trainer)))

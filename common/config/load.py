@@ -13,8 +13,9 @@ from typing import Any
 from common.config.keys import takes_text_only, walk
 from common.config.merge import at, merged
 from common.config.root import TandemConfig
+from common.config.security import SecurityConfig
 from common.config.stages import stage_configs
-from common.config.validate import validate
+from common.config.validate import validate, validate_security
 from common.config.yaml_source import MAX_BYTES, dump, parse
 from common.errors import ConfigError
 
@@ -30,6 +31,29 @@ def load_config(
     `overrides` are texts `a.b.c=value`, the value in YAML (`4`, `[a, b]`, `{k: v}`). A stage is addressed by its name:
     `stages.NAME.trainer.total_steps=5`. Raises ConfigError with a line for each problem: key, value, what is allowed.
     """
+    raw, origins = _raw(path, overrides, environ)
+    config = validate(raw, origins=origins)
+    _refuse_shadowed(config, origins)
+    stage_configs(config)
+    return config
+
+
+def load_security(
+    path: Path | None, overrides: Sequence[str] = (), environ: Mapping[str, str] = os.environ
+) -> SecurityConfig:
+    """Section `security` alone, for who only calls: the file may be a run's whole configuration, or hold nothing else."""
+    return validate_security(*_raw(path, overrides, environ))
+
+
+def to_yaml(config: TandemConfig) -> str:
+    """The effective configuration, defaults filled in; `load_config` reads the same back."""
+    return dump(config.model_dump(mode="json"))
+
+
+def _raw(
+    path: Path | None, overrides: Sequence[str], environ: Mapping[str, str]
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """What the sources say together, and for each key that is no file's, what set it."""
     raw = _read(path) if path is not None else {}
     origins: dict[str, str] = {}
     for name in sorted(environ):
@@ -41,15 +65,7 @@ def load_config(
         if not equals:
             raise ConfigError(f"--set {text}: write it as `--set section.key=value`")
         raw = _override(raw, dotted.strip(), value, f"--set {text}", origins)
-    config = validate(raw, origins=origins)
-    _refuse_shadowed(config, origins)
-    stage_configs(config)
-    return config
-
-
-def to_yaml(config: TandemConfig) -> str:
-    """The effective configuration, defaults filled in; `load_config` reads the same back."""
-    return dump(config.model_dump(mode="json"))
+    return raw, origins
 
 
 def _read(path: Path) -> dict[str, Any]:

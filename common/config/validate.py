@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 from pydantic_core import ErrorDetails
 
+from common.config.base import Section
 from common.config.keys import suggest
 from common.config.root import TandemConfig
+from common.config.security import SecurityConfig
 from common.errors import ConfigError
+
+Model = TypeVar("Model", bound=Section)
 
 _SHOWN = 120
 """Characters of a wrong value in a message."""
@@ -22,10 +26,26 @@ def validate(raw: Mapping[str, Any], *, where: str = "", origins: Mapping[str, s
     `where` is put before each message (a stage, say); `origins` says for a dotted key what set it. Raises one
     ConfigError with a line for each problem: the key, its value and what is allowed.
     """
+    return _validated(TandemConfig, raw, where, origins or {})
+
+
+def validate_security(raw: Mapping[str, Any], origins: Mapping[str, str]) -> SecurityConfig:
+    """Section `security` alone, for who only calls; whatever else stands there is not looked at."""
+    alone = {key: value for key, value in raw.items() if key == "security"}
+    return _validated(_SecurityAlone, alone, "", origins).security
+
+
+class _SecurityAlone(Section):
+    """A configuration of which one section counts."""
+
+    security: SecurityConfig = Field(default_factory=SecurityConfig)
+
+
+def _validated(model: type[Model], raw: Mapping[str, Any], where: str, origins: Mapping[str, str]) -> Model:
     try:
-        return TandemConfig.model_validate(raw)
+        return model.model_validate(raw)
     except ValidationError as error:
-        lines = [where + _explain(detail, origins or {}) for detail in error.errors(include_url=False)]
+        lines = [where + _explain(detail, origins) for detail in error.errors(include_url=False)]
         raise ConfigError("\n".join(lines)) from error
 
 

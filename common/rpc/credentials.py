@@ -9,7 +9,7 @@ import grpc
 from common.config.security import Role, SecurityConfig
 from common.rpc.authorization import Gatekeeper
 from common.rpc.options import Options
-from common.rpc.tls_files import SERVER_NAMES, TlsMaterial, watched_tls
+from common.rpc.tls_files import ANY_SERVICE, SERVER_NAMES, TlsMaterial, watched_tls
 from common.rpc.tokens import OwnToken
 
 
@@ -54,7 +54,8 @@ class Caller:
 
     security: SecurityConfig
     own: Role
-    peer: Role
+    peer: Role | None = None
+    """None: either service."""
 
 
 class CallerCredentials:
@@ -66,7 +67,8 @@ class CallerCredentials:
         self._token = OwnToken(security, caller.own)
         self._tls = watched_tls(security, caller.own, own_needed=security.mutual) if security.ca is not None else None
         by_role = self._tls is not None and security.server_names == "role"
-        self.options: Options = [("grpc.ssl_target_name_override", SERVER_NAMES[caller.peer])] if by_role else []
+        name = SERVER_NAMES[caller.peer] if caller.peer is not None else ANY_SERVICE
+        self.options: Options = [("grpc.ssl_target_name_override", name)] if by_role else []
 
     @property
     def plain(self) -> bool:

@@ -18,8 +18,10 @@ from common.rpc.watched_files import WatchedFiles
 
 ROLE_URIS = {f"spiffe://tandem/{role}": role for role in Role}
 """The subject alternative name that says a certificate's role."""
+ANY_SERVICE = "service.tandem"
+"""A DNS name of every server's certificate, for who does not know which service listens at an address."""
 SERVER_NAMES = {role: f"{role}.tandem" for role in (Role.TRAINER, Role.EXPLORER)}
-"""The DNS name that a server's certificate is made out to, beside its hosts'."""
+"""The DNS name of the certificates of one service's servers."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,8 +53,12 @@ class OwnToken:
     """The token that a role shows when it calls."""
 
     def __init__(self, security: SecurityConfig, role: Role, environ: Mapping[str, str] = os.environ) -> None:
-        """Raises ConfigError for a file or variable that is missing or holds no token."""
+        """Raises ConfigError for a file or variable that is missing or holds no token, and where only others have one."""
         config = security.of(role)
+        if security.asks_for_tokens and not config.has_token:
+            raise ConfigError(
+                f"services ask for tokens, and the {role} has none: set `security.{role}.token_file` or `.token_env`"
+            )
         paths: list[Path] = []
         given: tuple[str, ...] = ()
         if config.token_file is not None:

@@ -13,6 +13,7 @@ import pytest
 from common.cli.run_view import RunView
 from common.cli.watcher import Watcher
 from common.config.root import LimitsConfig
+from common.config.security import SecurityConfig
 from protos.tandem.v1 import trainer_pb2
 from tests.support.canned_status import ExplorerServicer, TrainerServicer, add
 
@@ -50,7 +51,7 @@ def trainer() -> Iterator[tuple[CountingTrainer, str]]:
 
 
 async def watch(view: RunView, trainer: str, explorer: str, until: Callable[[], bool]) -> None:
-    watching = asyncio.create_task(Watcher(view, trainer, explorer, LimitsConfig()).run())
+    watching = asyncio.create_task(Watcher(view, trainer, explorer, LimitsConfig(), SecurityConfig()).run())
     try:
         async with asyncio.timeout(30):
             while not until():

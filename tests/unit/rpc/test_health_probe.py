@@ -33,7 +33,8 @@ def peer() -> Iterator[Peer]:
 
 
 def test_a_serving_peer_is_healthy(peer: Peer) -> None:
-    assert serving_status(peer.target) == "SERVING"
+    with grpc.insecure_channel(peer.target) as channel:
+        assert serving_status(channel) == "SERVING"
     assert main([peer.target]) == 0
 
 
