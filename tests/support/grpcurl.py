@@ -56,8 +56,12 @@ async def grpcurl(
     *words: str,
     data: Mapping[str, Any] | None = None,
     lines: Sequence[Mapping[str, Any]] | None = None,
+    secured: Sequence[str] = ("-plaintext",),
 ) -> Answer:
-    """Runs it in plain text: `data` is the one message of a call, `lines` are those that it reads from standard input."""
+    """Runs it: `data` is the one message of a call, `lines` are those that it reads from standard input.
+
+    `secured` are its words for how to connect; plain text unless a test says otherwise.
+    """
     flags: tuple[str, ...] = ()
     if data is not None:
         flags = ("-d", json.dumps(data))
@@ -65,7 +69,7 @@ async def grpcurl(
         flags = ("-d", "@")
     process = await asyncio.create_subprocess_exec(
         PROGRAM,
-        "-plaintext",
+        *secured,
         *flags,
         address,
         *words,

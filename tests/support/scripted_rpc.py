@@ -8,7 +8,9 @@ from typing import Any
 import grpc
 
 from common.config.root import LimitsConfig
+from common.config.security import Role, SecurityConfig
 from common.rpc.channel import open_channel
+from common.rpc.credentials import Caller, ServerSecurity
 from common.rpc.server import RpcServer
 from protos.tandem.v1 import explorer_pb2, explorer_pb2_grpc, trainer_pb2, trainer_pb2_grpc
 
@@ -64,11 +66,16 @@ class Scripted(explorer_pb2_grpc.ExplorerServiceServicer, trainer_pb2_grpc.Train
 
 
 @asynccontextmanager
-async def scripted_server(**limits: int) -> AsyncIterator[tuple[Scripted, RpcServer, grpc.aio.Channel]]:
-    """The methods, the server that serves them, and a channel to it."""
+async def scripted_server(
+    security: SecurityConfig | None = None, *, side: Role = Role.EXPLORER, **limits: int
+) -> AsyncIterator[tuple[Scripted, RpcServer, grpc.aio.Channel]]:
+    """The methods, the server of one side that serves them, and a channel to it: the other side's."""
     settings = LimitsConfig(**limits)  # type: ignore[arg-type]
     scripted = Scripted()
-    server = RpcServer("127.0.0.1:0", "tandem.v1.ExplorerService", settings)
+    doors = ServerSecurity(security, side) if security is not None else None
+    server = RpcServer("127.0.0.1:0", f"tandem.v1.{side.title()}Service", settings, doors)
+    other = Role.TRAINER if side is Role.EXPLORER else Role.EXPLORER
+    caller = Caller(security, other, side) if security is not None else None
 
     def add(target: grpc.aio.Server) -> None:
         explorer_pb2_grpc.add_ExplorerServiceServicer_to_server(scripted, target)
@@ -76,7 +83,7 @@ async def scripted_server(**limits: int) -> AsyncIterator[tuple[Scripted, RpcSer
 
     address = await server.start(add)
     try:
-        async with open_channel(address, settings) as channel:
+        async with open_channel(address, settings, caller) as channel:
             yield scripted, server, channel
     finally:
         await server.stop(0)
