@@ -11,8 +11,10 @@ import transformers.models.llama.modeling_llama  # noqa: F401 - here, once: two 
 from transformers import PreTrainedTokenizerFast  # noqa: F401 - as above
 
 from common.config.root import TandemConfig
+from common.config.security import Role
 from common.registry import load_plugins
 from common.rpc.channel import open_channel
+from common.rpc.credentials import Caller
 from common.rpc.stubs import explorer_stub, trainer_stub
 from common.service import Signals, StageEnd
 from explorer_service.app import run_stage as run_explorer_stage
@@ -55,12 +57,14 @@ class InProcessPair:
 
     async def trainer_status(self) -> trainer_pb2.TrainerServiceGetStatusResponse:
         """GetStatus over the wire."""
-        async with open_channel(self.config.trainer.address, self.config.limits) as channel:
+        caller = Caller(self.config.security, Role.OPERATOR, Role.TRAINER)
+        async with open_channel(self.config.trainer.address, self.config.limits, caller) as channel:
             return await trainer_stub(channel).GetStatus(trainer_pb2.TrainerServiceGetStatusRequest(), timeout=SECONDS)
 
     async def explorer_status(self) -> explorer_pb2.ExplorerServiceGetStatusResponse:
         """GetStatus over the wire."""
-        async with open_channel(self.config.explorer.address, self.config.limits) as channel:
+        caller = Caller(self.config.security, Role.OPERATOR, Role.EXPLORER)
+        async with open_channel(self.config.explorer.address, self.config.limits, caller) as channel:
             return await explorer_stub(channel).GetStatus(
                 explorer_pb2.ExplorerServiceGetStatusRequest(), timeout=SECONDS
             )
