@@ -27,6 +27,7 @@ from explorer_service.experience_stream import ExperienceStream
 from explorer_service.server import SERVICE, ExplorerServicer, Parts, add_explorer_servicer
 from explorer_service.spool import Spool
 from explorer_service.spool_thread import SpoolThread
+from explorer_service.task_share import TaskShare
 from protos.tandem.v1 import explorer_pb2, trainer_pb2
 from trainer_service.buffer.assemble import assemble
 from trainer_service.buffer.lineage import Lineage
@@ -66,7 +67,7 @@ async def explore(folder: Path, batches: int, size: Size) -> None:
     seconds = await spool.call(fill, spool.counters, batches, size)
     status: StatusBoard[int] = StatusBoard(explorer_pb2.EXPLORER_STATE_EXPLORING)
 
-    def hello() -> explorer_pb2.Hello:
+    async def hello() -> explorer_pb2.Hello:
         return explorer_pb2.Hello(
             explorer_id=config.explorer.id,
             layout_hash="layout",
@@ -75,7 +76,7 @@ async def explore(folder: Path, batches: int, size: Size) -> None:
             protocol_revision=PROTOCOL_REVISION,
         )
 
-    stream = ExperienceStream(config, spool, status, Changes(), lambda _: None, hello)
+    stream = ExperienceStream(config, spool, status, Changes(), TaskShare(), lambda _: None, hello, lambda: None)
     stream.finish(batches * GROUPS_A_BATCH)
     servicer = ExplorerServicer(config=config, status=status, monitor=Monitor([]), stop=cast("Any", None))
     nothing = cast("Any", None)  # of the servicer's parts the stream alone is called

@@ -22,6 +22,7 @@ from common.rpc.server import RpcServer
 from common.service import Signals, StageEnd
 from common.status import StatusBoard
 from common.sync import explorer_machine
+from common.sync.actions import ReportWaiting
 from common.sync.events import ExplorerEvent
 from common.tasks import task_scope
 from common.wire.revision import PROTOCOL_REVISION
@@ -37,6 +38,7 @@ from explorer_service.parts import build_taskset
 from explorer_service.progress import restore
 from explorer_service.server import SERVICE, ExplorerServicer, Parts, add_explorer_servicer
 from explorer_service.spool_thread import SpoolThread
+from explorer_service.task_share import TaskShare
 from explorer_service.tasksets import Taskset
 from explorer_service.tasksets.order import TaskOrder
 from explorer_service.trainer_client import SyncRequests, TrainerClient
@@ -108,8 +110,18 @@ class ExplorerStage:
         progress, state = restore((await self._spool.call(self._spool.counters.load_state)).get(PROGRESS_KEY, {}))
         weights = WeightIntake(config, engine, self._spool, self._changes, self._feed)
         fingerprint = tokenizer_hash(tokenizer)
+        order = TaskOrder(len(taskset), config.taskset.shuffle, config.taskset.epochs, config.run.seed)
+        order_hash = f"{taskset.fingerprint}-{order.fingerprint}"
+        share = TaskShare(order.total)
         stream = ExperienceStream(
-            config, self._spool, self._status, self._changes, self._feed, lambda: self._hello(engine, fingerprint)
+            config,
+            self._spool,
+            self._status,
+            self._changes,
+            share,
+            self._feed,
+            lambda: self._hello(engine, fingerprint, order, order_hash),
+            self._stands,
         )
         if config.explorer.trainer is not None:
             self._client = TrainerClient(config, config.explorer.trainer, self._status, self._changes)
@@ -119,7 +131,8 @@ class ExplorerStage:
             policy=policy,
             runner=self._runner(engine, tokenizer, config),
             taskset=taskset,
-            order=TaskOrder(len(taskset), config.taskset.shuffle, config.taskset.epochs, config.run.seed),
+            order=order,
+            share=share,
             progress=progress,
             state=state,
             spool=self._spool,
@@ -171,8 +184,17 @@ class ExplorerStage:
             self._end = (reason, finished)
         self._changes.notify()
 
-    def _hello(self, engine: RolloutEngine, tokenizer_fingerprint: str) -> explorer_pb2.Hello:
+    def _stands(self) -> ReportWaiting | None:
+        state = self._parts.explorer.state
+        return explorer_machine.report_of_waiting(state) if explorer_machine.stands(state) else None
+
+    async def _hello(
+        self, engine: RolloutEngine, tokenizer_fingerprint: str, order: TaskOrder, order_hash: str
+    ) -> explorer_pb2.Hello:
         spool = self._spool.counters
+        # First what is in work: what is spooled meanwhile is named twice, and nothing is left out.
+        tasks_held = set(self._parts.explorer.tasks_in_work)
+        tasks_held.update(await self._spool.call(spool.held_tasks))
         state = self._parts.explorer.state
         return explorer_pb2.Hello(
             explorer_id=self._config.explorer.id,
@@ -186,6 +208,9 @@ class ExplorerStage:
             protocol_revision=PROTOCOL_REVISION,
             acknowledged_through=spool.acknowledged,
             acknowledged_groups=spool.acknowledged_groups,
+            total_tasks=order.total or 0,
+            task_order_hash=order_hash,
+            tasks_held=sorted(tasks_held),
         )
 
     async def _check_taskset(self, taskset: Taskset) -> None:

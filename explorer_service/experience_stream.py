@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 
 import structlog
@@ -18,9 +18,11 @@ from common.config.root import TandemConfig
 from common.errors import PermissionDenied, ProtocolViolation, RunMismatch, StaleEpoch, TandemError
 from common.rpc.peers import plain
 from common.status import StatusBoard
-from common.sync.events import CreditGranted, CreditRevoked
+from common.sync.actions import ReportWaiting
+from common.sync.events import CreditGranted, CreditRevoked, ExplorerEvent, TasksEnded, WindowRepeated
 from common.wire.bulk import wrap_batch
 from explorer_service.spool_thread import SpoolThread
+from explorer_service.task_share import TaskShare
 from protos.tandem.v1 import experience_pb2, explorer_pb2
 
 log = structlog.get_logger(__name__)
@@ -46,7 +48,11 @@ class _Session:
         self.cursor = cursor
         """Sequence number of the last batch that was sent."""
         self.displaced = False
-        self.finished_sent = False
+        self.finished_sent: explorer_pb2.Finished | None = None
+        self.waiting: deque[explorer_pb2.Waiting] = deque()
+        """What is to be said of a boundary, behind every batch."""
+        self.asked: set[int] = set()
+        """Failed tasks in whose place another was asked for."""
         self.reading = True
         self.failure: Exception | None = None
         """What ended the reading."""
@@ -61,16 +67,20 @@ class ExperienceStream:
         spool: SpoolThread,
         status: StatusBoard[int],
         changes: Changes,
-        feed: Callable[[CreditGranted | CreditRevoked], None],
-        hello: Callable[[], explorer_pb2.Hello],
+        share: TaskShare,
+        feed: Callable[[ExplorerEvent], None],
+        hello: Callable[[], Awaitable[explorer_pb2.Hello]],
+        stands: Callable[[], ReportWaiting | None],
     ) -> None:
-        """`feed` takes events to the sync machine; `hello` says who and where the explorer is."""
+        """`feed` takes events to the sync machine; `hello` says who and where the explorer is, `stands` what it waits for."""
         self._config = config
         self._spool = spool
         self._status = status
         self._changes = changes
+        self._share = share
         self._feed = feed
         self._hello = hello
+        self._stands = stands
         self._session: _Session | None = None
         self._metrics: deque[explorer_pb2.ExplorerMetrics] = deque(maxlen=METRICS_KEPT)
         self._finished: explorer_pb2.Finished | None = None
@@ -90,6 +100,18 @@ class ExperienceStream:
         """Says that nothing more comes, after everything that is spooled."""
         self._finished = explorer_pb2.Finished(last_sequence=self._spool.counters.last_sequence, groups=groups)
         self._changes.notify()
+
+    def report_waiting(self, report: ReportWaiting, returned: Sequence[int]) -> None:
+        """Says that the explorer stands at its boundary, after everything that is spooled."""
+        if self._session is not None:
+            self._session.waiting.append(
+                explorer_pb2.Waiting(
+                    policy_version=experience_pb2.PolicyVersion(run_epoch=report.epoch, step=report.step),
+                    groups_started=report.started,
+                    returned_tasks=returned,
+                )
+            )
+            self._changes.notify()
 
     def end(self, why: TandemError) -> None:
         """The explorer ends: the open stream ends with this error, and so does any that is opened from here on."""
@@ -117,7 +139,10 @@ class ExperienceStream:
         # No group of tasks around a `yield`: its cancellation would hit whoever runs this generator (PEP 789).
         reader = asyncio.create_task(self._read(requests, session))
         try:
-            yield explorer_pb2.StreamExperiencesResponse(hello=self._hello())
+            yield explorer_pb2.StreamExperiencesResponse(hello=await self._hello())
+            report = self._stands()
+            if report is not None:
+                self.report_waiting(report, ())
             async with aclosing(self._send(session)) as outgoing:
                 async for response in outgoing:
                     yield response
@@ -180,7 +205,16 @@ class ExperienceStream:
     async def _take(self, request: explorer_pb2.StreamExperiencesRequest, session: _Session) -> None:
         match request.WhichOneof("message"):
             case "credit":
-                self._feed(CreditGranted(request.credit.group_limit, request.credit.min_policy_step))
+                self._share.give(request.credit.tasks)
+                self._finished = None
+                self._feed(CreditGranted(len(request.credit.tasks), request.credit.min_policy_step))
+            case "repeat_window":
+                self._feed(WindowRepeated(request.repeat_window.policy_step))
+            case "tasks_ended":
+                self._feed(TasksEnded())
+            case "replacement_task":
+                answer = request.replacement_task
+                self._share.replace(answer.failed, answer.task if answer.HasField("task") else None)
             case "ack":
                 await self._spool.call(self._spool.counters.acknowledge, request.ack.through_sequence)
                 self._changes.notify()
@@ -213,8 +247,13 @@ class ExperienceStream:
                     yield wrap_batch(data)
             elif self._metrics:
                 yield explorer_pb2.StreamExperiencesResponse(metrics=self._metrics.popleft())
-            elif self._finished is not None and not session.finished_sent:
-                session.finished_sent = True
+            elif session.waiting:
+                yield explorer_pb2.StreamExperiencesResponse(waiting=session.waiting.popleft())
+            elif unasked := self._unasked(session):
+                session.asked.add(unasked[0])
+                yield explorer_pb2.StreamExperiencesResponse(task_failed=explorer_pb2.TaskFailed(task=unasked[0]))
+            elif self._finished is not None and session.finished_sent is not self._finished:
+                session.finished_sent = self._finished
                 yield explorer_pb2.StreamExperiencesResponse(finished=self._finished)
             if not session.reading and session.failure is None:
                 return
@@ -234,14 +273,19 @@ class ExperienceStream:
             or not session.reading
             or session.cursor < self._spool.counters.last_sequence
             or bool(self._metrics)
-            or (self._finished is not None and not session.finished_sent)
+            or bool(session.waiting)
+            or bool(self._unasked(session))
+            or (self._finished is not None and session.finished_sent is not self._finished)
         )
+
+    def _unasked(self, session: _Session) -> list[int]:
+        return [task for task in self._share.failed if task not in session.asked]
 
     async def _peek(self, opening: explorer_pb2.StreamOpen, requests: Requests) -> AsyncGenerator[Outgoing, None]:
         """Hello, and the oldest spooled batches: whole ones, until they hold the groups of the credit. Changes nothing."""
         if opening.run_name:
             self._check_run(opening.run_name)
-        yield explorer_pb2.StreamExperiencesResponse(hello=self._hello())
+        yield explorer_pb2.StreamExperiencesResponse(hello=await self._hello())
         wanted = 0
         async with self._status.waiting("the end of a peek's requests", PEEK_SECONDS):
             async for request in requests:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import replace
 from typing import Any
 
 import structlog
@@ -25,14 +26,15 @@ from common.sync.actions import (
     ExplorerAction,
     ExploreStepEnded,
     Finish,
+    ReportWaiting,
     StartGroups,
 )
 from common.sync.events import (
+    CreditRevoked,
     DrainRequested,
     ExplorerEvent,
     GroupFinished,
     NothingNewer,
-    TasksetEnded,
     WeightsApplied,
 )
 from common.sync.explorer_machine import ExplorerSyncState
@@ -45,6 +47,7 @@ from explorer_service.explore_metrics import ExploreMetrics
 from explorer_service.group_runner import GroupRunner
 from explorer_service.progress import GroupPlan, Progress
 from explorer_service.spool_thread import SpoolThread
+from explorer_service.task_share import TaskShare
 from explorer_service.tasksets import Taskset
 from explorer_service.tasksets.order import TaskOrder
 from explorer_service.weight_intake import WeightIntake
@@ -63,6 +66,7 @@ class Explorer:
         runner: GroupRunner,
         taskset: Taskset,
         order: TaskOrder,
+        share: TaskShare,
         progress: Progress,
         state: ExplorerSyncState,
         spool: SpoolThread,
@@ -81,6 +85,7 @@ class Explorer:
         self._runner = runner
         self._taskset = taskset
         self._order = order
+        self._share = share
         self._progress = progress
         self._spool = spool
         self._weights = weights
@@ -92,6 +97,7 @@ class Explorer:
         self._ask_trainer = ask_trainer
         self._events: deque[ExplorerEvent] = deque()
         self._finished_groups: deque[ExperienceGroup] = deque()
+        self._spooling: list[ExperienceGroup] = []
         self._failed_in_a_row = 0
         self._interrupted = list(progress.in_flight.values())
         self._tasks: asyncio.TaskGroup | None = None
@@ -115,6 +121,8 @@ class Explorer:
         """Takes an event to the machine, and starts what it orders; nothing once the explorer ends."""
         if self._ended:
             return
+        if isinstance(event, CreditRevoked):
+            self._share.revoke()
         self._events.append(event)
         if len(self._events) > 1:
             return  # fed by an action of an event that is being worked on: its turn comes below
@@ -132,6 +140,12 @@ class Explorer:
     def groups_running(self) -> int:
         """Groups in flight."""
         return len(self._progress.in_flight)
+
+    @property
+    def tasks_in_work(self) -> list[int]:
+        """Positions of the tasks of all groups that are begun and not spooled."""
+        plans = self._progress.in_flight.values()
+        return [plan.position for plan in plans] + [group.task for group in self._spooling]
 
     async def drain(self, timeout: float) -> int:
         """Starts nothing more; returns the newest sequence number when everything in flight is spooled.
@@ -157,6 +171,8 @@ class Explorer:
                 self._spawn(self._apply(epoch, step))
             case AskForSync():
                 self._spawn(self._ask())
+            case ReportWaiting():
+                self._stream.report_waiting(action, self._share.give_back(action.returned))
             case ExploreStepEnded(explore_step):
                 self._end_step(explore_step)
             case Finish():
@@ -164,42 +180,39 @@ class Explorer:
                 self._stream.finish(self.state.started)
 
     def _start_groups(self, explore_step: int, count: int, first: int) -> None:
-        for index in range(count):
-            if self._no_task_is_left():
-                self._events.append(TasksetEnded(explore_step, count - index))
-                return
-            self._spawn(self._make_group(self._progress.plan(first + index, explore_step)))
-        if self._no_task_is_left():
-            # At once: at a boundary nobody would ask for another task before a newer version, for which the trainer may
-            # lack the groups that are never made.
-            self._events.append(TasksetEnded(explore_step, 0))
-
-    def _no_task_is_left(self) -> bool:
-        return self._order.total is not None and self._progress.next_position >= self._order.total
+        for ordinal in range(first, first + count):
+            self._spawn(self._make_group(self._progress.plan(ordinal, explore_step, self._share.take())))
 
     async def _make_group(self, plan: GroupPlan) -> None:
-        """Makes one group; in place of a task that fails, the next one is done."""
+        """Makes one group; in place of a task that fails, another one is done."""
         while True:
             task = self._taskset.task(self._order.position(plan.position))
             try:
                 group = await self._runner.run(
                     task, ordinal=plan.ordinal, explore_step=plan.explore_step, seed=self._config.run.seed
                 )
+                group = replace(group, task=plan.position)
                 check_group(group, self._config.limits)
             except WorkflowFailed as error:
                 self._note_failed_group(error)
-                if self._no_task_is_left():
+                position = await self._replacement(plan.position)
+                if position is None:
                     self._progress.done(plan.ordinal)
                     self.feed(GroupFinished(plan.explore_step))
                     return
-                plan = self._progress.replan(plan)
-                if self._no_task_is_left():
-                    self.feed(TasksetEnded(plan.explore_step, 0))
+                plan = self._progress.plan(plan.ordinal, plan.explore_step, position)
             else:
                 self._failed_in_a_row = 0
                 self._finished_groups.append(group)
                 self._changes.notify()
                 return
+
+    async def _replacement(self, failed: int) -> int | None:
+        answer = self._share.ask_replacement(failed)
+        self._changes.notify()
+        # Bounded by the watch over the trainer, which ends the run when none is there for `explorer.peer_timeout`.
+        async with self._status.waiting(f"a task in place of task {failed}, which failed", None):
+            return await asyncio.shield(answer)
 
     def _note_failed_group(self, error: WorkflowFailed) -> None:
         self._failed_in_a_row += 1
@@ -226,6 +239,7 @@ class Explorer:
         """Commits finished groups as one batch, together with the progress that they make."""
         explorer = self._config.explorer
         groups = take_batch(self._finished_groups, explorer.max_groups_per_batch, self._config.limits)
+        self._spooling = groups
         for group in groups:
             self._progress.done(group.ordinal)
 
@@ -235,7 +249,9 @@ class Explorer:
         spool = self._spool.counters
         state = {"progress": self._progress.state(self.state)}
         newest = max(one.newest_version for group in groups for one in group.experiences)
-        await self._spool.call(spool.append, make_batch, len(groups), state, newest)
+        tasks = [group.task for group in groups]
+        await self._spool.call(spool.append, make_batch, len(groups), state, newest, tasks)
+        self._spooling = []
         for group in groups:
             self._metrics.count_group(group)
             self.feed(GroupFinished(group.explore_step))

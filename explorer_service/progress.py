@@ -1,4 +1,4 @@
-"""How far an explorer is in its tasks, as it is kept in the spool: nothing is skipped, nothing is made twice.
+"""What an explorer has begun, as it is kept in the spool: nothing is skipped, nothing is made twice.
 
 It is committed together with each batch. A group that is in flight when the explorer dies is made again after its
 restart, with the same ordinal, the same task and the same seed.
@@ -22,29 +22,21 @@ class GroupPlan:
     ordinal: int
     explore_step: int
     position: int
-    """Of its task, in the explorer's order of tasks."""
+    """Of its task, in the run's order of tasks."""
 
 
 class Progress:
-    """The cursor over the tasks, and the groups in flight."""
+    """The groups in flight."""
 
     def __init__(self) -> None:
-        self.next_position = 0
-        """Tasks taken so far."""
         self.in_flight: dict[int, GroupPlan] = {}
         """By ordinal."""
 
-    def plan(self, ordinal: int, explore_step: int) -> GroupPlan:
-        """Takes the next task for a group."""
-        plan = GroupPlan(ordinal, explore_step, self._take())
+    def plan(self, ordinal: int, explore_step: int, position: int) -> GroupPlan:
+        """A group is begun, or begun anew with another task."""
+        plan = GroupPlan(ordinal, explore_step, position)
         self.in_flight[ordinal] = plan
         return plan
-
-    def replan(self, plan: GroupPlan) -> GroupPlan:
-        """Takes the next task in place of one that failed."""
-        fresh = GroupPlan(plan.ordinal, plan.explore_step, self._take())
-        self.in_flight[plan.ordinal] = fresh
-        return fresh
 
     def done(self, ordinal: int) -> None:
         """The group is in a batch."""
@@ -53,7 +45,6 @@ class Progress:
     def state(self, sync: ExplorerSyncState) -> dict[str, Any]:
         """As JSON, together with the sync machine's counters."""
         return {
-            "next_position": self.next_position,
             "in_flight": [[plan.ordinal, plan.explore_step, plan.position] for plan in self.in_flight.values()],
             "explore_step": sync.explore_step,
             "unstarted": sync.unstarted,
@@ -63,11 +54,6 @@ class Progress:
             "taskset_ended": sync.taskset_ended,
         }
 
-    def _take(self) -> int:
-        position = self.next_position
-        self.next_position += 1
-        return position
-
 
 def restore(state: Mapping[str, Any]) -> tuple[Progress, ExplorerSyncState]:
     """Where an earlier incarnation stood; the start for an empty state. Raises StorageFailed."""
@@ -75,7 +61,6 @@ def restore(state: Mapping[str, Any]) -> tuple[Progress, ExplorerSyncState]:
     if not state:
         return progress, ExplorerSyncState()
     try:
-        progress.next_position = int(state["next_position"])
         for ordinal, explore_step, position in state["in_flight"]:
             progress.in_flight[ordinal] = GroupPlan(ordinal, explore_step, position)
         by_step: dict[int, int] = {}

@@ -32,7 +32,7 @@ Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json
 
 APPLICATION_ID = 0x54444D53
 """'TDMS' in the file's header: tells a spool from any other SQLite file."""
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 LOCK_SECONDS = 5.0
 """A predecessor that is being killed still holds the file for a moment."""
 JOURNAL_BYTES = 1 << 20
@@ -50,8 +50,8 @@ CREATE TABLE spool (
     acknowledged_epoch INTEGER NOT NULL, acknowledged_step INTEGER NOT NULL, run_epoch INTEGER NOT NULL
 );
 CREATE TABLE batches (
-    sequence INTEGER PRIMARY KEY, group_count INTEGER NOT NULL, newest_step INTEGER NOT NULL, created REAL NOT NULL, xxh3 BLOB NOT NULL,
-    bytes BLOB NOT NULL
+    sequence INTEGER PRIMARY KEY, group_count INTEGER NOT NULL, newest_step INTEGER NOT NULL, tasks TEXT NOT NULL,
+    created REAL NOT NULL, xxh3 BLOB NOT NULL, bytes BLOB NOT NULL
 );
 CREATE TABLE state (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 COMMIT;
@@ -167,18 +167,28 @@ class Spool:
         groups: int,
         state: Mapping[str, Json],
         newest_step: int = 0,
+        tasks: Sequence[int] = (),
     ) -> tuple[int, bytes | bytearray]:
         """Makes the batch of the next sequence number and commits it with the state (see `save_state`).
 
-        `newest_step` is the policy step of the newest token in it. Returns the sequence number and the batch. When `make_batch` raises, nothing was written and the number is free.
+        `newest_step` is the policy step of the newest token in it, `tasks` are the positions of its groups' tasks. Returns
+        the sequence number and the batch. When `make_batch` raises, nothing was written and the number is free.
         """
         sequence = self._counts.last_sequence + 1
         data = make_batch(sequence)
         entries = _entries(state)
         with self._transaction() as connection:
             connection.execute(
-                "INSERT INTO batches VALUES (?, ?, ?, ?, ?, ?)",
-                (sequence, groups, newest_step, time.time(), xxhash.xxh3_128_digest(data), data),
+                "INSERT INTO batches VALUES (?, ?, ?, ?, ?, ?, ?)",
+                (
+                    sequence,
+                    groups,
+                    newest_step,
+                    json.dumps(list(tasks)),
+                    time.time(),
+                    xxhash.xxh3_128_digest(data),
+                    data,
+                ),
             )
             connection.execute("UPDATE spool SET last_sequence = ?", (sequence,))
             _write_state(connection, entries)
@@ -198,6 +208,12 @@ class Spool:
         with self._guarded() as connection:
             rows = connection.execute("SELECT key, value FROM state").fetchall()
         return {key: json.loads(value) for key, value in rows}
+
+    def held_tasks(self) -> list[int]:
+        """Positions of the tasks of all groups that are not acknowledged."""
+        with self._guarded() as connection:
+            rows = connection.execute("SELECT tasks FROM batches").fetchall()
+        return [int(task) for (tasks,) in rows for task in json.loads(tasks)]
 
     def read_after(self, sequence: int, limit: int) -> list[tuple[int, bytes]]:
         """At most `limit` batches after this sequence number, in order; those that were acknowledged are gone.

@@ -153,6 +153,7 @@ class TrainerStage:
             self._changes,
             step=step,
             timeout=config.sync.timeout,
+            min_explorers=config.trainer.min_explorers,
             interrupted=lambda: self._control.stopping,
         )
         source = ExplorerSource(config, queue, sync, self._status, self._changes, lambda: self._control.stopping)

@@ -40,10 +40,12 @@ from common.sync.events import (
     ExplorerFinished,
     ExplorerJoined,
     ExplorerLeft,
+    ExplorerWaits,
     GroupsDropped,
     GroupsReceived,
     WeightsDelivered,
 )
+from common.sync.trainer_machine import ExplorerView
 from common.tasks import task_scope
 from common.weights.version import PolicyVersion
 from common.wire.bulk import BatchView, parse_stream_response
@@ -51,7 +53,7 @@ from common.wire.experiences import batch_from_view
 from common.wire.revision import PROTOCOL_REVISION
 from common.wire.versions import version_from_proto
 from protos.tandem.v1 import explorer_pb2
-from trainer_service.buffer.queue import GroupQueue
+from trainer_service.buffer.queue import TASK_DONE_BEFORE, GroupQueue
 from trainer_service.publish.publication import Delivery, Publication, Publisher
 from trainer_service.sync_driver import SyncDriver
 
@@ -64,6 +66,8 @@ STREAM_METHOD = "/tandem.v1.ExplorerService/StreamExperiences"
 DECODED_INLINE_BYTES = 1 << 20
 """Batches up to here are decoded on the event loop, in a millisecond; for larger ones the way to a thread pays."""
 
+_UNKNOWN = ExplorerView(connected=False)
+
 WORTH_ANOTHER_TRY = (PeerUnavailable, WaitTimedOut, PeerFailed, ShuttingDown, Unauthenticated)
 """What a restart of the explorer, or of the network, can mend, or tokens that are being replaced. Anything else ends the run."""
 
@@ -73,6 +77,9 @@ class LinkObserver(Protocol):
 
     def explorer_metrics(self, explorer_id: str, values: dict[str, float]) -> None:
         """Metrics of an explorer arrived."""
+
+    def tasks_changed(self) -> None:
+        """Tasks were dealt back, replaced, or arrived."""
 
     def delivered(self, explorer_id: str, publication: Publication, delivery: Delivery, seconds: float) -> None:
         """A version was applied (or superseded) there, so long after it was ordered."""
@@ -99,9 +106,7 @@ class ExplorerLink:
         self.explorer_id = address
         """Its name; the address until the first hello."""
         self.connected = False
-        self.finished = False
         self.applied = PolicyVersion(0, 0)
-        self.credit_limit = 0
         self.met = False
         """It answered the last opening with a hello, fit for this run or not."""
         self.last_error: TandemError | None = None
@@ -124,6 +129,17 @@ class ExplorerLink:
         self._in_delivery: set[asyncio.Task[None]] = set()
         self._transferring = False
         self._was_connected = False
+        self._tasks_ended = False
+
+    @property
+    def view(self) -> ExplorerView:
+        """How the schedule sees it."""
+        return self._sync.state.explorers.get(self.explorer_id, _UNKNOWN)
+
+    @property
+    def credit_limit(self) -> int:
+        """Groups with an ordinal below may be started."""
+        return self.view.granted
 
     async def run(self) -> None:
         """Keeps the stream open until it is cancelled, or the explorer has finished and its stream has ended."""
@@ -147,11 +163,23 @@ class ExplorerLink:
         """Closes the channel."""
         await self._channel.close()
 
-    def grant(self, limit: int, min_step: int) -> None:
-        """Sends a credit."""
-        self.credit_limit = limit
-        credit = explorer_pb2.Credit(group_limit=limit, min_policy_step=min_step)
+    def grant(self, count: int, min_step: int) -> None:
+        """Sends credit for so many groups more, each with its task."""
+        tasks = self._queue.tasks.pool.lend(self.explorer_id, count)
+        credit = explorer_pb2.Credit(group_limit=self.credit_limit, min_policy_step=min_step, tasks=tasks)
         self._outbox.put_nowait(explorer_pb2.StreamExperiencesRequest(credit=credit))
+
+    def repeat_window(self, step: int) -> None:
+        """Has it make another window on this version."""
+        repeat = explorer_pb2.RepeatWindow(policy_step=step)
+        self._outbox.put_nowait(explorer_pb2.StreamExperiencesRequest(repeat_window=repeat))
+
+    def end_tasks(self) -> None:
+        """Says once in each stream that no task is left."""
+        if not self._tasks_ended:
+            self._tasks_ended = True
+            request = explorer_pb2.StreamExperiencesRequest(tasks_ended=explorer_pb2.TasksEnded())
+            self._outbox.put_nowait(request)
 
     def acknowledge(self, through: int) -> None:
         """Says that everything up to this sequence number is trained and durable."""
@@ -183,7 +211,7 @@ class ExplorerLink:
 
     async def _stream(self) -> None:
         self._outbox = asyncio.Queue()
-        self.met = self._was_connected = False
+        self.met = self._was_connected = self._tasks_ended = False
         # Responses come as their wire bytes: gRPC turns an error of a deserializer into an end of the stream.
         call = self._channel.stream_stream(
             STREAM_METHOD,
@@ -229,9 +257,12 @@ class ExplorerLink:
                 case "metrics":
                     self._observer.explorer_metrics(self.explorer_id, dict(response.metrics.values))
                 case "finished":
-                    self.finished = True
                     log.info("explorer_finished", explorer=self.explorer_id, groups=response.finished.groups)
-                    self._sync.feed(ExplorerFinished(self.explorer_id))
+                    self._sync.feed(ExplorerFinished(self.explorer_id, response.finished.groups))
+                case "waiting":
+                    self._take_back(response.waiting)
+                case "task_failed":
+                    self._replace_task(response.task_failed.task)
                 case other:
                     raise ProtocolViolation(f"explorer {self.explorer_id}: unexpected {other} in its stream")
 
@@ -265,6 +296,7 @@ class ExplorerLink:
             raise RunMismatch(
                 f"explorer {hello.explorer_id} has another tokenizer: {hello.tokenizer_hash}, ours {tokenizer}"
             )
+        self._queue.tasks.meet(hello.explorer_id, hello.task_order_hash, hello.total_tasks)
         account = self._queue.account(hello.explorer_id)
         if hello.last_sequence < account.received_through:
             raise RunMismatch(
@@ -280,9 +312,9 @@ class ExplorerLink:
                 reason="they were trained and acknowledged under a checkpoint that we did not go on from",
             )
         self.explorer_id = hello.explorer_id
+        self._queue.tasks.rejoin(self.explorer_id, hello.tasks_held)
         self.connected = True
         self._was_connected = True
-        self.finished = False
         self.last_error = self.peer_failure = None
         self.applied = version_from_proto(hello.policy_version)
         self._sync.links[self.explorer_id] = self
@@ -297,6 +329,7 @@ class ExplorerLink:
                 gone=account.gone_groups,
             )
         )
+        self._observer.tasks_changed()
 
     async def _take_in(self, view: BatchView) -> None:
         account = self._queue.account(self.explorer_id)
@@ -320,6 +353,30 @@ class ExplorerLink:
             self._sync.feed(GroupsReceived(self.explorer_id, intake.groups))
         if intake.already_gone:
             self._sync.feed(GroupsDropped(self.explorer_id, intake.already_gone))
+        for group in intake.refused:
+            log.warning("group_dropped", reason=TASK_DONE_BEFORE, explorer=self.explorer_id, ordinal=group.ordinal)
+        self._observer.tasks_changed()
+
+    def _take_back(self, waiting: explorer_pb2.Waiting) -> None:
+        """It stands at its boundary; what it says of weights of another epoch is no longer so."""
+        version = waiting.policy_version
+        if version.run_epoch != self._run_epoch:
+            return
+        returned = list(waiting.returned_tasks)
+        if len(returned) > self.view.open:
+            raise ProtocolViolation(
+                f"explorer {self.explorer_id} gives credit for {len(returned)} groups back, {self.view.open} are open"
+            )
+        self._queue.tasks.pool.take_back(self.explorer_id, returned)
+        self._sync.feed(ExplorerWaits(self.explorer_id, version.step, waiting.groups_started, len(returned)))
+        self._observer.tasks_changed()
+
+    def _replace_task(self, failed: int) -> None:
+        given = self._queue.tasks.pool.replace(self.explorer_id, failed)
+        log.warning("task_failed", explorer=self.explorer_id, task=failed, replacement=given)
+        answer = explorer_pb2.ReplacementTask(failed=failed, task=given)
+        self._outbox.put_nowait(explorer_pb2.StreamExperiencesRequest(replacement_task=answer))
+        self._observer.tasks_changed()
 
     def _deliver_next(self) -> None:
         if self._tasks is None or self._transferring or self._wanted is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any
@@ -14,7 +15,7 @@ from common.config.root import TandemConfig
 from common.errors import PeerUnavailable, TandemError, WaitTimedOut
 from common.monitor.monitor import Monitor
 from common.status import StatusBoard
-from common.sync.events import RunEnding
+from common.sync.events import ExplorerGivenUp, RunEnding, TasksCounted
 from common.tasks import task_scope
 from protos.tandem.v1 import trainer_pb2
 from trainer_service.buffer.queue import GroupQueue
@@ -64,6 +65,7 @@ class Fleet:
             self._tasks = tasks
             for explorer in self._config.explorers:
                 self.dial(explorer.address)
+            tasks.create_task(self._give_up_who_stays_away())
             await self._watch()
 
     async def close(self) -> None:
@@ -113,6 +115,15 @@ class Fleet:
     def explorer_metrics(self, explorer_id: str, values: dict[str, float]) -> None:
         """Logs an explorer's metrics with the trainer's step."""
         self._monitor.log(self._step(), time.time(), explorer_id, values)
+
+    def tasks_changed(self) -> None:
+        """Counts what is left of the tasks, and says so when nothing is."""
+        tasks = self._queue.tasks
+        if tasks.left != self._sync.state.tasks_left:
+            self._sync.feed(TasksCounted(tasks.left))
+        if tasks.is_exhausted:
+            for link in self.connected():
+                link.end_tasks()
 
     def delivered(self, explorer_id: str, publication: Publication, delivery: Delivery, seconds: float) -> None:
         """Keeps the times of the newest delivery, for the step's metrics."""
@@ -177,16 +188,55 @@ class Fleet:
                 link.acknowledge(through)
 
     async def _watch(self) -> None:
-        """Raises PeerUnavailable when no explorer was there for `trainer.peer_timeout`."""
-        timeout = self._config.trainer.peer_timeout
+        """Raises PeerUnavailable when too few explorers were there for `trainer.peer_timeout`."""
+        timeout, least = self._config.trainer.peer_timeout, self._config.trainer.min_explorers
+        wanted = "an explorer" if least == 1 else f"{least} explorers (trainer.min_explorers)"
+
+        def enough() -> bool:
+            return len(self.connected()) >= least
+
         while True:
             try:
-                async with self._status.waiting("an explorer", timeout):
-                    await self._changes.until(lambda: bool(self.connected()))
+                async with self._status.waiting(wanted, timeout):
+                    await self._changes.until(enough)
             except WaitTimedOut:
                 causes = "; ".join(self._causes()) or "none is configured (`explorers`), and none has registered"
-                raise PeerUnavailable(f"no explorer for {timeout:g} seconds: {causes}") from None
-            await self._changes.until(lambda: not self.connected())
+                there = f"{len(self.connected())} of {wanted}" if self.connected() else "no explorer"
+                raise PeerUnavailable(f"{there} for {timeout:g} seconds: {causes}") from None
+            await self._changes.until(lambda: not enough())
+
+    async def _give_up_who_stays_away(self) -> None:
+        """The tasks of an explorer that is away for `trainer.explorer_timeout` go to the others, and they go on without it."""
+        timeout = self._config.trainer.explorer_timeout
+        loop = asyncio.get_running_loop()
+        since: dict[str, float] = {}
+        while True:
+            absent = self._absent()
+            since = {name: since.get(name, loop.time()) for name in absent}
+            for name in [name for name in absent if since[name] + timeout <= loop.time()]:
+                self._give_up(name, timeout)
+                del since[name]
+            pause = min(since.values()) + timeout - loop.time() if since else None
+
+            def differs(known: frozenset[str] = self._absent()) -> bool:
+                return self._absent() != known
+
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await self._changes.until(differs)
+
+    def _absent(self) -> frozenset[str]:
+        """Who was there once, and is neither there nor given up."""
+        views = self._sync.state.explorers.items()
+        left = {name for name, view in views if not view.connected and not view.given_up}
+        return frozenset(left) | self._queue.tasks.missing
+
+    def _give_up(self, name: str, timeout: float) -> None:
+        tasks = self._queue.tasks.give_up(name)
+        log.warning("explorer_given_up", explorer=name, tasks=tasks, away=timeout)
+        if name in self._sync.state.explorers:
+            self._sync.feed(ExplorerGivenUp(name))
+        self.tasks_changed()
 
     def _causes(self) -> Iterator[str]:
         for link in self.links:

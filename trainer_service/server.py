@@ -187,6 +187,6 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
                 received_through=account.received_through if account is not None else 0,
                 frontier=account.durable_through if account is not None else 0,
                 credit_limit=link.credit_limit,
-                finished=link.finished,
+                finished=link.view.finished,
                 metrics=self._monitor.latest(link.explorer_id),
             )

@@ -12,11 +12,12 @@ from common.changes import Changes
 from common.errors import PeerUnavailable
 from common.status import StatusBoard
 from common.sync import trainer_machine
-from common.sync.actions import AnswerSync, Deliver, Grant, Publish, TrainerAction
+from common.sync.actions import AnswerSync, Deliver, Grant, Publish, RepeatWindow, TrainerAction
 from common.sync.events import ExplorerLeft, TrainerEvent
 from common.sync.policy import SyncPolicy
 from common.sync.trainer_machine import TrainerSyncState
 from common.weights.version import PolicyVersion
+from protos.tandem.v1 import trainer_pb2
 from trainer_service.engine.base import TrainEngine
 from trainer_service.engine.worker import EngineWorker
 from trainer_service.publish.publication import Publication, Published, Publisher
@@ -27,8 +28,11 @@ log = structlog.get_logger(__name__)
 class Link(Protocol):
     """What the driver needs of a connected explorer."""
 
-    def grant(self, limit: int, min_step: int) -> None:
-        """Sends the credit."""
+    def grant(self, count: int, min_step: int) -> None:
+        """Sends credit for so many groups more."""
+
+    def repeat_window(self, step: int) -> None:
+        """Has it make another window on this version."""
 
     def deliver(self, publication: Publication) -> None:
         """Delivers the version, in place of one that waits to be delivered."""
@@ -48,11 +52,15 @@ class SyncDriver:
         *,
         step: int,
         timeout: float,
+        min_explorers: int,
         interrupted: Callable[[], bool],
     ) -> None:
-        """`timeout` is in seconds, of every wait for an explorer; `interrupted` ends the waits of the loop early."""
+        """`timeout` is in seconds, of every wait for an explorer; `interrupted` ends the waits of the loop early.
+
+        No step starts while fewer than `min_explorers` are connected.
+        """
         self.policy = policy
-        self.state = TrainerSyncState(step=step)
+        self.state = TrainerSyncState(step=step, tasks_left=0)
         self.links: dict[str, Link] = {}
         self.published: Published | None = None
         """The version that became ready last."""
@@ -62,6 +70,7 @@ class SyncDriver:
         self._status = status
         self._changes = changes
         self._timeout = timeout
+        self._min_explorers = min_explorers
         self._interrupted = interrupted
         self._publication: Publication | None = None
         self._preparing: set[asyncio.Task[None]] = set()
@@ -76,8 +85,14 @@ class SyncDriver:
             self._start(action)
         self._changes.notify()
 
+    @property
+    def connected(self) -> int:
+        """Explorers whose stream is open."""
+        return sum(view.connected for view in self.state.explorers.values())
+
     async def until_may_train(self) -> None:
-        """Waits while a version that is due cannot be published yet."""
+        """Waits while too few explorers are there, or while a version that is due cannot be published yet."""
+        await self._until_enough_explorers()
 
         def may_train() -> bool:
             return trainer_machine.may_train(self.state, self.policy) or self._interrupted()
@@ -90,6 +105,18 @@ class SyncDriver:
             async with self._status.waiting(waiting_for, self._timeout):
                 await self._changes.until(may_train)
         self.raise_failure()
+
+    async def _until_enough_explorers(self) -> None:
+        def enough() -> bool:
+            ended = trainer_machine.nothing_comes(self.state)
+            return self.connected >= self._min_explorers or ended or self._interrupted()
+
+        if not enough():
+            reason = f"{self._min_explorers} explorers (trainer.min_explorers), {self.connected} connected"
+            self._status.enter(trainer_pb2.TRAINER_STATE_WAITING_FOR_EXPLORERS, reason)
+            # Bounded by the fleet's watch, which ends the run when too few are there for `trainer.peer_timeout`.
+            async with self._status.waiting(reason, None):
+                await self._changes.until(enough)
 
     async def until_delivered(self) -> None:
         """Waits until every explorer that takes part runs on the last published version, and nothing is due."""
@@ -140,8 +167,11 @@ class SyncDriver:
                     self.links[name].deliver(publication)
             case Deliver(_, explorer) if self._publication is not None:
                 self.links[explorer].deliver(self._publication)
-            case Grant(explorer, limit, min_step):
-                self.links[explorer].grant(limit, min_step)
+            case Grant(explorer, count, min_step):
+                self.links[explorer].grant(count, min_step)
+            case RepeatWindow(explorer, step):
+                log.warning("window_repeated", explorer=explorer, step=step, reason="the next step lacks groups")
+                self.links[explorer].repeat_window(step)
             case AnswerSync(explorer):
                 answer = self._answers.pop(explorer, None)
                 if answer is not None and not answer.done():

@@ -26,7 +26,12 @@ class TrainerConfig(DeviceConfig):
     train_last_partial_batch: bool = Field(True, description="At the data's end, train on what is left.")
     preview: int = Field(0, ge=0, description="Experiences shown in the log a step.")
     peer_timeout: float = Field(120.0, gt=0, description="Seconds without any explorer after which the run fails.")
-    min_explorers: int = Field(1, ge=1, description="Explorers that must be connected before the first step.")
+    min_explorers: int = Field(1, ge=1, description="With fewer explorers connected no step starts.")
+    explorer_timeout: float = Field(
+        60.0,
+        gt=0,
+        description="Seconds for which the others wait for an explorer that is away; then its tasks go to them.",
+    )
 
 
 class BufferConfig(Section):

@@ -60,6 +60,8 @@ class ExperienceGroup:
     """Numbers that the workflow reported, averaged over the group."""
     failed_rollouts: int = 0
     """Rollouts that failed and are not in it."""
+    task: int = 0
+    """Position of its task in the run's order of tasks."""
 
     @property
     def oldest_version(self) -> int:

@@ -42,6 +42,8 @@ class ReceivedGroup:
     """One an experience, or none at all."""
     failed_rollouts: int = 0
     """Rollouts that failed and are not in it."""
+    task: int = 0
+    """Position of its task in the run's order of tasks."""
 
     oldest_version: int = field(init=False)
     """Policy step of the oldest token in the group."""

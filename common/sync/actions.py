@@ -25,11 +25,20 @@ class Deliver:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """Raise an explorer's credit to an absolute limit."""
+    """Raise an explorer's credit."""
 
     explorer: str
-    limit: int
+    count: int
+    """By so many groups, each with a task."""
     min_step: int
+
+
+@dataclass(frozen=True, slots=True)
+class RepeatWindow:
+    """fixed: an explorer that stands at its boundary is to make another window on the version that it has."""
+
+    explorer: str
+    step: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +50,7 @@ class AnswerSync:
     step: int
 
 
-TrainerAction = Publish | Deliver | Grant | AnswerSync
+TrainerAction = Publish | Deliver | Grant | RepeatWindow | AnswerSync
 
 
 # --- of the explorer's machine --------------------------------------------------------------------------------------
@@ -70,6 +79,19 @@ class AskForSync:
 
 
 @dataclass(frozen=True, slots=True)
+class ReportWaiting:
+    """fixed: tell the trainer that everything up to here is spooled, and that nothing comes before a newer version."""
+
+    epoch: int
+    """Of the live version."""
+    step: int
+    """Of the live version."""
+    started: int
+    returned: int
+    """Groups that credit covered and that are not started: it goes back, for others."""
+
+
+@dataclass(frozen=True, slots=True)
 class ExploreStepEnded:
     """All groups of this explore step are spooled."""
 
@@ -81,4 +103,4 @@ class Finish:
     """Everything is made and spooled: say so on the stream."""
 
 
-ExplorerAction = StartGroups | ApplyWeights | AskForSync | ExploreStepEnded | Finish
+ExplorerAction = StartGroups | ApplyWeights | AskForSync | ReportWaiting | ExploreStepEnded | Finish

@@ -30,10 +30,40 @@ class ExplorerLeft:
 
 
 @dataclass(frozen=True, slots=True)
-class ExplorerFinished:
-    """It said that nothing more comes."""
+class ExplorerGivenUp:
+    """It was away for too long: nobody waits for it any more, until it joins again."""
 
     explorer: str
+
+
+@dataclass(frozen=True, slots=True)
+class ExplorerFinished:
+    """It said that nothing more comes: no task is left."""
+
+    explorer: str
+    started: int
+    """Groups that it has started in this run. If it was given more meanwhile, it goes on."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExplorerWaits:
+    """fixed: it stands at a boundary, with nothing in flight, and waits for a newer version."""
+
+    explorer: str
+    step: int
+    """Of the version that it runs on."""
+    started: int
+    """Groups that it has started in this run."""
+    returned: int
+    """Groups granted and not started, which it gives back."""
+
+
+@dataclass(frozen=True, slots=True)
+class TasksCounted:
+    """So many tasks can be given out from here on; each grant of a group takes one."""
+
+    left: int | None
+    """None: endless."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +117,10 @@ class RunEnding:
 TrainerEvent = (
     ExplorerJoined
     | ExplorerLeft
+    | ExplorerGivenUp
     | ExplorerFinished
+    | ExplorerWaits
+    | TasksCounted
     | GroupsReceived
     | GroupsDropped
     | TrainStepStarted
@@ -103,9 +136,9 @@ TrainerEvent = (
 
 @dataclass(frozen=True, slots=True)
 class CreditGranted:
-    """The trainer's leave: groups with an ordinal below `limit`, on a version at or above `min_step`."""
+    """The trainer's leave: so many groups more, on a version at or above `min_step`."""
 
-    limit: int
+    groups: int
     min_step: int
 
 
@@ -133,6 +166,13 @@ class WeightsApplied:
 
 
 @dataclass(frozen=True, slots=True)
+class WindowRepeated:
+    """fixed: the trainer lacks groups; those of another window are to be made on this version."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
 class NothingNewer:
     """explorer_driven: the trainer's answer."""
 
@@ -145,11 +185,8 @@ class GroupFinished:
 
 
 @dataclass(frozen=True, slots=True)
-class TasksetEnded:
-    """No task is left; `unstarted` groups that were asked for could not be started."""
-
-    explore_step: int
-    unstarted: int
+class TasksEnded:
+    """No task is left, until there is credit again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,8 +199,9 @@ ExplorerEvent = (
     | CreditRevoked
     | WeightsStaged
     | WeightsApplied
+    | WindowRepeated
     | NothingNewer
     | GroupFinished
-    | TasksetEnded
+    | TasksEnded
     | DrainRequested
 )

@@ -6,7 +6,8 @@ Rules (DESIGN section 5), checked after every event:
   `max_inflight_batches` explore steps have groups in flight.
 * When all groups of a step e are started and e is a boundary (e > n and (e - n) mod M = 0), nothing more is started until
   those in flight are finished (drained); then
-  - fixed: waits until a newer version is applied;
+  - fixed: says so, gives back what credit is left, and waits until a newer version is applied or the trainer, which
+    lacks groups, has it make another window on the same version;
   - trainer_driven: applies a newer version if one is staged, and goes on;
   - explorer_driven: asks, and goes on when a newer version is applied or the answer is 'nothing newer'.
   fully_async has no boundaries: it applies a version whenever it comes.
@@ -38,6 +39,7 @@ from common.sync.actions import (
     ExplorerAction,
     ExploreStepEnded,
     Finish,
+    ReportWaiting,
     StartGroups,
 )
 from common.sync.events import (
@@ -47,9 +49,10 @@ from common.sync.events import (
     ExplorerEvent,
     GroupFinished,
     NothingNewer,
-    TasksetEnded,
+    TasksEnded,
     WeightsApplied,
     WeightsStaged,
+    WindowRepeated,
 )
 from common.sync.policy import Style, SyncPolicy
 from common.sync.trainer_machine import IllegalEvent
@@ -107,12 +110,27 @@ def step(
     state: ExplorerSyncState, event: ExplorerEvent, policy: SyncPolicy
 ) -> tuple[ExplorerSyncState, tuple[ExplorerAction, ...]]:
     """Takes the event in, then does whatever has become possible."""
+    stood = stands(state)
     state, actions = _take_in(state, event, policy)
     done: list[ExplorerAction] = list(actions)
     while (advance := _advance(state, policy)) is not None:
         state, more = advance
         done.extend(more)
+    if stands(state) and (not stood or state.credit_limit > state.started):
+        done.append(report_of_waiting(state))
+        state = replace(state, credit_limit=state.started)
     return state, tuple(done)
+
+
+def stands(state: ExplorerSyncState) -> bool:
+    """fixed: whether it waits at its boundary, with nothing in flight."""
+    drained = not state.in_flight and not state.applying
+    return state.phase is Phase.WAITING and drained and state.version != (0, 0)
+
+
+def report_of_waiting(state: ExplorerSyncState) -> ReportWaiting:
+    """fixed: what the trainer must know of an explorer that stands at its boundary, also when a new stream is open."""
+    return ReportWaiting(*state.version, state.started, max(0, state.credit_limit - state.started))
 
 
 def waiting_for(state: ExplorerSyncState, policy: SyncPolicy) -> str:
@@ -134,25 +152,38 @@ def _take_in(
     state: ExplorerSyncState, event: ExplorerEvent, policy: SyncPolicy
 ) -> tuple[ExplorerSyncState, tuple[ExplorerAction, ...]]:
     match event:
-        case CreditGranted(limit, min_step):
-            return replace(state, credit_limit=max(limit, state.credit_limit), credit_min_step=min_step), ()
-        case CreditRevoked():
-            return replace(state, credit_limit=state.started), ()
+        case CreditGranted() | CreditRevoked() | WindowRepeated() | NothingNewer():
+            return _told(state, event), ()
         case WeightsStaged(epoch, version):
             if (epoch, version) < state.version:
                 raise IllegalEvent(f"version {(epoch, version)} staged, {state.version} is live")
             return replace(state, staged=(epoch, version)), ()
         case WeightsApplied(epoch, version, window_lost):
             return _applied(state, (epoch, version), policy, window_lost=window_lost)
-        case NothingNewer():
-            phase = Phase.EXPLORING if state.phase is Phase.ASKING else state.phase
-            return replace(state, phase=phase), ()
         case GroupFinished(explore_step):
             return _finish_group(state, explore_step)
-        case TasksetEnded(explore_step, unstarted):
-            return _end_taskset(state, explore_step, unstarted)
+        case TasksEnded():
+            return _end_taskset(state)
         case DrainRequested():
             return replace(state, draining_for_good=True, unstarted=0), ()
+
+
+def _told(
+    state: ExplorerSyncState, word: CreditGranted | CreditRevoked | WindowRepeated | NothingNewer
+) -> ExplorerSyncState:
+    match word:
+        case CreditGranted(groups, min_step):
+            if groups:
+                # Tasks that were lost with a trainer, or an explorer, are given out again.
+                state = replace(state, taskset_ended=False, finished=False)
+            return replace(state, credit_limit=state.credit_limit + groups, credit_min_step=min_step)
+        case CreditRevoked():
+            return replace(state, credit_limit=state.started)
+        case WindowRepeated(repeated):
+            goes_on = stands(state) and state.version[1] == repeated
+            return replace(state, phase=Phase.EXPLORING) if goes_on else state
+        case NothingNewer():
+            return replace(state, phase=Phase.EXPLORING) if state.phase is Phase.ASKING else state
 
 
 def _applied(
@@ -206,23 +237,16 @@ def _give_up_window(
 def _finish_group(state: ExplorerSyncState, explore_step: int) -> tuple[ExplorerSyncState, tuple[ExplorerAction, ...]]:
     if explore_step not in state.in_flight:
         raise IllegalEvent(f"a group of explore step {explore_step} finished; none is in flight")
-    state = _count_down(state, explore_step, 1)
+    in_flight = {**state.in_flight, explore_step: state.in_flight[explore_step] - 1}
+    left = MappingProxyType({key: count for key, count in in_flight.items() if count})
+    state = replace(state, in_flight=left)
     return state, _step_end(state, explore_step)
 
 
-def _end_taskset(
-    state: ExplorerSyncState, explore_step: int, unstarted: int
-) -> tuple[ExplorerSyncState, tuple[ExplorerAction, ...]]:
-    if unstarted > state.in_flight.get(explore_step, 0):
-        raise IllegalEvent(f"{unstarted} groups of explore step {explore_step} given back")
-    state = _count_down(state, explore_step, unstarted)
-    state = replace(state, taskset_ended=True, unstarted=0, started=state.started - unstarted)
-    return state, _step_end(state, explore_step)
-
-
-def _count_down(state: ExplorerSyncState, explore_step: int, count: int) -> ExplorerSyncState:
-    in_flight = {**state.in_flight, explore_step: state.in_flight[explore_step] - count} if count else state.in_flight
-    return replace(state, in_flight=MappingProxyType({key: left for key, left in in_flight.items() if left}))
+def _end_taskset(state: ExplorerSyncState) -> tuple[ExplorerSyncState, tuple[ExplorerAction, ...]]:
+    incomplete = state.unstarted > 0
+    state = replace(state, taskset_ended=True, unstarted=0)
+    return state, _step_end(state, state.explore_step) if incomplete else ()
 
 
 def _step_end(state: ExplorerSyncState, explore_step: int) -> tuple[ExplorerAction, ...]:

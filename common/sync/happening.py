@@ -19,6 +19,12 @@ class Kind(StrEnum):
     """The word that nothing more comes is on its way to the trainer."""
     CREDIT = "credit"
     """A credit is on its way to an explorer."""
+    REPEAT = "repeat"
+    """The word to make another window on the same version is on its way to an explorer."""
+    TASKS_ENDED = "tasks_ended"
+    """The word that no task is left is on its way to an explorer."""
+    WAITS = "waits"
+    """The word that an explorer stands at its boundary is on its way to the trainer."""
     PUSH = "push"
     """A version is on its way to an explorer."""
     SWAP = "swap"
@@ -44,6 +50,8 @@ class Group:
     """The version that was live when it began."""
     newest: Version
     """The version that was live when it ended."""
+    task: int = 0
+    """Position of its task in the order of tasks."""
     place: int = -1
     """In its explorer's spool, from 0."""
 
@@ -64,7 +72,9 @@ class Happening:
     """Of the stream, or of the process, that it belongs to: what belongs to an earlier one comes to nothing."""
     version: Version = (0, 0)
     limit: int = 0
-    """Of a credit."""
+    """Groups started, of a word that an explorer waits or has finished."""
+    tasks: tuple[int, ...] = ()
+    """That a credit comes with, one for each group; that an explorer which waits gives back."""
     newer: bool = False
     """Of an answer."""
     group: Group | None = None
@@ -75,7 +85,9 @@ class Happening:
         match self.kind:
             case Kind.ROLLOUT:
                 return (self.kind, self.explorer, self.incarnation, self.group and self.group.ordinal)
-            case Kind.GROUP | Kind.FINISHED:
+            case Kind.GROUP | Kind.FINISHED | Kind.WAITS:
                 return ("stream", self.explorer)
+            case Kind.CREDIT | Kind.REPEAT | Kind.TASKS_ENDED:
+                return ("orders", self.explorer)
             case _:
                 return (self.kind, self.explorer)

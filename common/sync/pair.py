@@ -11,7 +11,7 @@ restarts goes on from what it had stored: its checkpoint, its spool.
 from __future__ import annotations
 
 import heapq
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from types import MappingProxyType
@@ -26,6 +26,8 @@ from common.sync.actions import (
     Finish,
     Grant,
     Publish,
+    RepeatWindow,
+    ReportWaiting,
     StartGroups,
     TrainerAction,
 )
@@ -35,26 +37,31 @@ from common.sync.events import (
     DrainRequested,
     ExplorerEvent,
     ExplorerFinished,
+    ExplorerGivenUp,
     ExplorerJoined,
     ExplorerLeft,
+    ExplorerWaits,
     GroupFinished,
     GroupsDropped,
     GroupsReceived,
     NothingNewer,
     RunEnding,
     SyncRequested,
-    TasksetEnded,
+    TasksCounted,
+    TasksEnded,
     TrainerEvent,
     TrainStepDone,
     TrainStepStarted,
     WeightsApplied,
     WeightsDelivered,
     WeightsStaged,
+    WindowRepeated,
 )
 from common.sync.explorer_machine import ExplorerSyncState, Version
 from common.sync.happening import Group, Happening, Kind
 from common.sync.parties import Account, Checkpoint, Explorer, Stored
 from common.sync.policy import SyncPolicy
+from common.sync.task_pool import TaskPool
 from common.sync.trainer_machine import TrainerSyncState
 
 
@@ -70,12 +77,12 @@ class Pair:
         total_steps: int | None = None,
         tasks: int | None = None,
     ) -> None:
-        """`tasks` are those of each explorer; None: endless."""
+        """`tasks` are shared by all explorers; None: endless."""
         self.policy = policy
         self.total_steps = total_steps
-        self.tasks = tasks
+        self.pool = TaskPool(tasks)
         self.epoch = 1
-        self.trainer = TrainerSyncState()
+        self.trainer = TrainerSyncState(tasks_left=0)
         self.explorers = [Explorer(f"explorer-{index}") for index in range(explorers)]
         self.accounts = [Account() for _ in range(explorers)]
         self.queue: list[tuple[tuple[int, int, int], Group]] = []
@@ -84,6 +91,8 @@ class Pair:
         """What the running step trains on."""
         self.dropped: Counter[str] = Counter()
         self.ending = False
+        self.missing: set[int] = set()
+        """Explorers that may hold tasks that a restarted trainer does not know to be lent."""
         self.lineage: tuple[tuple[int, int], ...] = ()
         """(run epoch, last step that counts) of the epochs before."""
         self._post = post
@@ -97,6 +106,9 @@ class Pair:
         explorer.connected = True
         explorer.streams += 1
         live = explorer.state.version
+        spooled = {group.task for group in explorer.spool if group.place not in account.gone}
+        self.pool.rejoin(explorer.name, spooled | set(explorer.tasks.values()))
+        self.missing.discard(index)
         self.feed_trainer(
             ExplorerJoined(
                 explorer.name,
@@ -106,10 +118,14 @@ class Pair:
                 gone=sum(place < account.received for place in account.gone),
             )
         )
+        self._count_tasks()
         for group in explorer.spool[account.received :]:
             self._send(Kind.GROUP, index, group)
-        if explorer.finishes:
-            self._send(Kind.FINISHED, index)
+        if explorer_machine.stands(explorer.state):
+            self._report(index, explorer_machine.report_of_waiting(explorer.state))
+        if explorer.state.finished:
+            self._send(Kind.FINISHED, index, limit=explorer.state.started)
+        self._end_tasks()
         if explorer.asked is not None and explorer.call_failed:
             # The call is made again until there is an answer; a version that came meanwhile is one.
             explorer.call_failed = False
@@ -123,8 +139,20 @@ class Pair:
         explorer = self.explorers[index]
         if explorer.connected:
             explorer.connected = False
+            explorer.given.clear()
             self.feed_trainer(ExplorerLeft(explorer.name))
             self.feed_explorer(index, CreditRevoked())
+
+    def give_up(self, index: int) -> None:
+        """The explorer will not come back: what it has not delivered falls to the others."""
+        self.cut(index)
+        self.missing.discard(index)
+        name = self.explorers[index].name
+        self.pool.give_up(name)
+        if name in self.trainer.explorers:
+            self.feed_trainer(ExplorerGivenUp(name))
+        self._count_tasks()
+        self._end_tasks()
 
     def restart_explorer(self, index: int) -> None:
         """The explorer is killed and comes back, not joined yet: what was in flight begins anew on the first version it gets."""
@@ -133,7 +161,7 @@ class Pair:
         stored = explorer.stored
         explorer.life += 1
         explorer.running = dict(stored.running)
-        explorer.tasks_taken = stored.tasks_taken
+        explorer.tasks = dict(stored.tasks)
         explorer.asked = None
         explorer.finishes = 0
         explorer.state = ExplorerSyncState(
@@ -150,16 +178,20 @@ class Pair:
     def checkpoint(self) -> Checkpoint:
         """What a trainer that is killed later can restart from."""
         gone = tuple(frozenset(account.gone) for account in self.accounts)
-        return Checkpoint(self.trainer.step, gone, self.lineage, self.epoch)
+        return Checkpoint(self.trainer.step, gone, self.lineage, self.epoch, self.pool.state())
 
     def restart_trainer(self, checkpoint: Checkpoint) -> None:
         """The trainer is killed and comes back from the checkpoint; no explorer is joined yet."""
         for explorer in self.explorers:
             explorer.connected = False
             explorer.call_failed = True
+            explorer.given.clear()
+        self.pool = TaskPool(self.pool.total)
+        self.pool.restore(checkpoint.pool)
+        self.missing = {index for index, explorer in enumerate(self.explorers) if explorer.streams}
         self.lineage = (*checkpoint.lineage, (checkpoint.epoch, checkpoint.step))
         self.epoch += 1
-        self.trainer = TrainerSyncState(step=checkpoint.step)
+        self.trainer = TrainerSyncState(step=checkpoint.step, tasks_left=0)
         self.queue, self.batch = [], []
         for account, gone in zip(self.accounts, checkpoint.gone, strict=True):
             account.gone = set(gone)
@@ -239,11 +271,9 @@ class Pair:
     def feed_explorer(self, index: int, event: ExplorerEvent) -> None:
         """Takes an event to an explorer's machine, and begins what it orders."""
         explorer = self.explorers[index]
-        events = deque([event])
-        while events:
-            explorer.state, actions = explorer_machine.step(explorer.state, events.popleft(), self.policy)
-            for action in actions:
-                self._start_for_explorer(index, action, events)
+        explorer.state, actions = explorer_machine.step(explorer.state, event, self.policy)
+        for action in actions:
+            self._start_for_explorer(index, action)
 
     def _start_for_trainer(self, action: TrainerAction) -> None:
         match action:
@@ -252,21 +282,21 @@ class Pair:
                     self._send(Kind.PUSH, self._index[name], version=(self.epoch, step))
             case Deliver(step, name):
                 self._send(Kind.PUSH, self._index[name], version=(self.epoch, step))
-            case Grant(name, limit, min_step):
-                self._send(Kind.CREDIT, self._index[name], version=(self.epoch, min_step), limit=limit)
+            case Grant(name, count, min_step):
+                tasks = tuple(self.pool.lend(name, count))
+                self._send(Kind.CREDIT, self._index[name], version=(self.epoch, min_step), tasks=tasks)
+            case RepeatWindow(name, step):
+                self._send(Kind.REPEAT, self._index[name], version=(self.epoch, step))
             case AnswerSync(name, newer, _):
                 index = self._index[name]
                 self._post(Happening(Kind.ANSWER, index, self.explorers[index].life, newer=newer))
 
-    def _start_for_explorer(self, index: int, action: ExplorerAction, events: deque[ExplorerEvent]) -> None:
+    def _start_for_explorer(self, index: int, action: ExplorerAction) -> None:
         explorer = self.explorers[index]
         match action:
             case StartGroups(explore_step, count, first):
                 for ordinal in range(first, first + count):
-                    if self.tasks is not None and explorer.tasks_taken >= self.tasks:
-                        events.append(TasksetEnded(explore_step, first + count - ordinal))
-                        return
-                    explorer.tasks_taken += 1
+                    explorer.tasks[ordinal] = explorer.given.popleft()
                     explorer.running[ordinal] = explore_step
                     self._roll_out(index, ordinal, explorer.state.version)
             case ApplyWeights(epoch, step):
@@ -275,26 +305,56 @@ class Pair:
                 explorer.asked = explorer.state.version
                 explorer.call_failed = False
                 self._post(Happening(Kind.ASK, index, explorer.life))
+            case ReportWaiting():
+                self._report(index, action)
             case Finish():
                 explorer.finishes += 1
-                self._send(Kind.FINISHED, index)
+                self._send(Kind.FINISHED, index, limit=explorer.state.started)
             case _:
                 pass
 
     def _send(
-        self, kind: Kind, index: int, group: Group | None = None, *, version: Version = (0, 0), limit: int = 0
+        self,
+        kind: Kind,
+        index: int,
+        group: Group | None = None,
+        *,
+        version: Version = (0, 0),
+        limit: int = 0,
+        tasks: tuple[int, ...] = (),
     ) -> None:
         if self.explorers[index].connected:
-            self._post(Happening(kind, index, self.explorers[index].streams, version, limit, group=group))
+            self._post(Happening(kind, index, self.explorers[index].streams, version, limit, tasks, group=group))
+
+    def _report(self, index: int, report: ReportWaiting) -> None:
+        given = self.explorers[index].given
+        returned = tuple(given.popleft() for _ in range(report.returned))
+        self._send(Kind.WAITS, index, version=(report.epoch, report.step), limit=report.started, tasks=returned)
+
+    def _waits(self, explorer: Explorer, word: Happening) -> None:
+        if word.version[0] != self.epoch:
+            return
+        self.pool.take_back(explorer.name, word.tasks)
+        self.feed_trainer(ExplorerWaits(explorer.name, word.version[1], word.limit, len(word.tasks)))
+        self._count_tasks()
+
+    def _count_tasks(self) -> None:
+        """Nothing is given out before everybody has said what it holds."""
+        self.feed_trainer(TasksCounted(0 if self.missing else self.pool.left))
+
+    def _end_tasks(self) -> None:
+        if self.pool.is_exhausted and not self.missing:
+            for index in range(len(self.explorers)):
+                self._send(Kind.TASKS_ENDED, index)
 
     def _roll_out(self, index: int, ordinal: int, version: Version) -> None:
         explorer = self.explorers[index]
-        group = Group(index, ordinal, explorer.running[ordinal], version, version)
+        group = Group(index, ordinal, explorer.running[ordinal], version, version, explorer.tasks[ordinal])
         self._post(Happening(Kind.ROLLOUT, index, explorer.life, group=group))
 
     def _spool(self, index: int, group: Group) -> None:
         explorer = self.explorers[index]
-        del explorer.running[group.ordinal]
+        del explorer.running[group.ordinal], explorer.tasks[group.ordinal]
         spooled = replace(group, newest=explorer.state.version, place=len(explorer.spool))
         explorer.spool.append(spooled)
         self._store(explorer)
@@ -302,7 +362,7 @@ class Pair:
         self.feed_explorer(index, GroupFinished(group.explore_step))
 
     def _store(self, explorer: Explorer) -> None:
-        explorer.stored = Stored(explorer.state, dict(explorer.running), explorer.tasks_taken)
+        explorer.stored = Stored(explorer.state, dict(explorer.running), dict(explorer.tasks))
 
     def _receive(self, index: int, group: Group) -> None:
         account, name = self.accounts[index], self.explorers[index].name
@@ -310,15 +370,22 @@ class Pair:
         self.feed_trainer(GroupsReceived(name, 1))
         if group.place in account.gone:
             self.feed_trainer(GroupsDropped(name, 1))
+        elif not self.pool.arrive(name, group.task):
+            self._drop(group, "task_done_before")
         elif not self._holds(group.newest):
             self._drop(group, "lost_lineage")
         else:
             heapq.heappush(self.queue, (group.turn, group))
+        self._end_tasks()
 
     def _drop(self, group: Group, reason: str) -> None:
         self.dropped[reason] += 1
-        self.accounts[group.explorer].gone.add(group.place)
+        self._let_go(group)
         self.feed_trainer(GroupsDropped(self.explorers[group.explorer].name, 1))
+
+    def _let_go(self, group: Group) -> None:
+        self.accounts[group.explorer].gone.add(group.place)
+        self.pool.finish(self.explorers[group.explorer].name, group.task)
 
     def _stage(self, index: int, version: Version) -> None:
         state = self.explorers[index].state
@@ -345,9 +412,11 @@ class Pair:
             case Kind.GROUP if happening.group is not None:
                 self._receive(index, happening.group)
             case Kind.FINISHED:
-                self.feed_trainer(ExplorerFinished(explorer.name))
-            case Kind.CREDIT:
-                self.feed_explorer(index, CreditGranted(happening.limit, version[1]))
+                self.feed_trainer(ExplorerFinished(explorer.name, happening.limit))
+            case Kind.WAITS:
+                self._waits(explorer, happening)
+            case Kind.REPEAT | Kind.TASKS_ENDED | Kind.CREDIT:
+                self._told(explorer, happening)
             case Kind.PUSH:
                 self._stage(index, version)
             case Kind.SWAP:
@@ -358,6 +427,15 @@ class Pair:
                 self._ask(explorer)
             case _:
                 self._answer(index, newer=happening.newer)
+
+    def _told(self, explorer: Explorer, word: Happening) -> None:
+        if word.kind is Kind.REPEAT:
+            self.feed_explorer(word.explorer, WindowRepeated(word.version[1]))
+        elif word.kind is Kind.TASKS_ENDED:
+            self.feed_explorer(word.explorer, TasksEnded())
+        else:
+            explorer.given.extend(word.tasks)
+            self.feed_explorer(word.explorer, CreditGranted(len(word.tasks), word.version[1]))
 
     def _ask(self, explorer: Explorer) -> None:
         if explorer.name in self.trainer.explorers:
@@ -376,13 +454,12 @@ class Pair:
 
     def _trained(self) -> None:
         for group in self.batch:
-            self.accounts[group.explorer].gone.add(group.place)
+            self._let_go(group)
         self.batch = []
         self.feed_trainer(TrainStepDone())
 
     def _nothing_comes(self) -> bool:
-        views = self.trainer.explorers.values()
-        return bool(views) and all(view.finished for view in views)
+        return trainer_machine.nothing_comes(self.trainer)
 
     def _holds(self, version: Version) -> bool:
         """Whether the present weights descend from this version."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
+from typing import Any
 
 from common.sync.explorer_machine import ExplorerSyncState, Version
 from common.sync.happening import Group
@@ -27,6 +29,7 @@ class Checkpoint:
     lineage: tuple[tuple[int, int], ...]
     """(run epoch, last step that counts) of the epochs before."""
     epoch: int
+    pool: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +38,7 @@ class Stored:
 
     state: ExplorerSyncState
     running: dict[int, int]
-    tasks_taken: int
+    tasks: dict[int, int]
 
 
 class Explorer:
@@ -52,11 +55,14 @@ class Explorer:
         self.spool: list[Group] = []
         self.running: dict[int, int] = {}
         """Explore step by ordinal of the groups in flight."""
-        self.tasks_taken = 0
+        self.tasks: dict[int, int] = {}
+        """Task by ordinal of the groups in flight."""
+        self.given: deque[int] = deque()
+        """Tasks that credit came with, of groups that are not begun."""
         self.asked: Version | None = None
         """The live version when it asked for a sync, while there is no answer."""
         self.call_failed = False
         """... and the call failed, because the trainer was away."""
         self.finishes = 0
         """How often this incarnation has finished."""
-        self.stored = Stored(self.state, {}, 0)
+        self.stored = Stored(self.state, {}, {})

@@ -47,6 +47,9 @@ class SyncPolicy:
     """fully_async: explore steps in flight."""
     max_queued_groups: int = 1024
     """Groups received and not trained."""
+    repeats_windows: bool = True
+    """fixed: who stands at its boundary makes another window on the same version when the trainer lacks groups, as it does
+    when an explorer is gone. False: to see whether a schedule gets along without that."""
 
     def is_boundary(self, explore_step: int) -> bool:
         """Whether the explorer synchronizes after this explore step: e > n and (e - n) mod M = 0."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from types import MappingProxyType
 
@@ -387,10 +387,11 @@ def find_deadlock(
     """
     if explorers > CHECKED_EXPLORERS:
         return None
+    alone = replace(policy, repeats_windows=False)
     endless = total_steps if total_steps is not None or tasks is not None else CHECKED_HAPPENINGS
     for durations in CHECKED_TIMINGS:
         result = simulate(
-            policy,
+            alone,
             explorers=explorers,
             durations=durations,
             total_steps=endless,

@@ -13,11 +13,15 @@ Rules (DESIGN section 5), checked after every event:
 * Credit. With B groups a step, t steps done and O groups granted and not trained, the next group granted would be
   trained at step (tB + O) div B + 1. Made with version v, its staleness would be (tB + O) div B - v; so it is granted
   while tB + O < (v + 1 + max_staleness) B and O < max_queued_groups. Credit goes to the explorer with the fewest open
-  groups (granted, not received), so that who returns groups faster gets more.
+  groups (granted, not received), so that who returns groups faster gets more. Each group takes a task, so no more is
+  granted than there are tasks left.
 * No explorer holds credit that it cannot use soon, for others would lack it: one more explore step than it may have in
   flight. Under `fixed` it is what its window needs, from boundary to boundary, and not a group more: it would be kept
   through the wait for a version that needs the others' groups. For the same reason `fixed` leaves staleness to the
   windows: what they make too much is dropped.
+* fixed: when everybody who is not given up stands at a boundary on the published version, all that they made is here,
+  and it is less than a step takes (an explorer is gone, or groups were lost), as many as are needed make another window
+  on it. Who is away for a moment is waited for: its own groups are what the step lacks.
 
 An illegal event raises `IllegalEvent` and changes nothing.
 """
@@ -29,15 +33,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-from common.sync.actions import AnswerSync, Deliver, Grant, Publish, TrainerAction
+from common.sync.actions import AnswerSync, Deliver, Grant, Publish, RepeatWindow, TrainerAction
 from common.sync.events import (
     ExplorerFinished,
+    ExplorerGivenUp,
     ExplorerJoined,
     ExplorerLeft,
+    ExplorerWaits,
     GroupsDropped,
     GroupsReceived,
     RunEnding,
     SyncRequested,
+    TasksCounted,
     TrainerEvent,
     TrainStepDone,
     TrainStepStarted,
@@ -45,7 +52,17 @@ from common.sync.events import (
 )
 from common.sync.policy import Style, SyncPolicy
 
-ExplorerEvent = ExplorerLeft | ExplorerFinished | GroupsReceived | GroupsDropped | WeightsDelivered | SyncRequested
+OwnEvent = TrainStepStarted | TrainStepDone | RunEnding | TasksCounted
+ExplorerEvent = (
+    ExplorerLeft
+    | ExplorerGivenUp
+    | ExplorerFinished
+    | ExplorerWaits
+    | GroupsReceived
+    | GroupsDropped
+    | WeightsDelivered
+    | SyncRequested
+)
 
 
 class IllegalEvent(ValueError):
@@ -58,6 +75,8 @@ class ExplorerView:
 
     connected: bool = True
     finished: bool = False
+    given_up: bool = False
+    """It left and is not expected back."""
     applied: int | None = None
     """Step of the version that it runs on; None = none of this run epoch."""
     target: int | None = None
@@ -76,6 +95,8 @@ class ExplorerView:
     """fixed: step of the version that was applied last, of any stream; None before the first."""
     need: int = 0
     """fixed: the ordinal at which its window ends; more where that is not known for sure."""
+    waits: ExplorerWaits | None = None
+    """fixed: what it said last when it came to a boundary."""
 
     @property
     def open(self) -> int:
@@ -86,6 +107,11 @@ class ExplorerView:
     def takes_part(self) -> bool:
         """Whether the schedule waits for it."""
         return self.connected and not self.finished
+
+    @property
+    def stands(self) -> bool:
+        """fixed: whether it starts nothing more on its version; the word that it has it may come later."""
+        return self.waits is not None and self.waits.step == self.applied
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +131,8 @@ class TrainerSyncState:
     explorers: Mapping[str, ExplorerView] = field(default_factory=lambda: MappingProxyType({}))
     held: int = 0
     """Groups granted or received, by any explorer, and neither gone nor in the running step."""
+    tasks_left: int | None = None
+    """Tasks that no group was granted for; None: endless."""
 
 
 def step(
@@ -115,11 +143,12 @@ def step(
     state, published = _publish_what_is_due(state, policy)
     # Everybody has all that is due before the event; so where it touches one explorer alone, only that one is looked at.
     everybody = tuple(state.explorers)
-    touched = () if isinstance(event, TrainStepStarted | TrainStepDone | RunEnding) else (event.explorer,)
+    touched = () if isinstance(event, OwnEvent) else (event.explorer,)
     state, delivered = _deliver_to_newcomers(state, policy, everybody if published else touched)
-    alone = isinstance(event, TrainStepStarted | GroupsReceived | WeightsDelivered | SyncRequested)
+    state, repeated = _repeat_windows(state, policy)
+    alone = isinstance(event, TrainStepStarted | GroupsReceived | WeightsDelivered | SyncRequested) and not repeated
     state, granted = _grant(state, policy, touched if alone else everybody)
-    return state, (*actions, *published, *delivered, *granted)
+    return state, (*actions, *published, *delivered, *repeated, *granted)
 
 
 def is_due(state: TrainerSyncState, policy: SyncPolicy) -> bool:
@@ -143,6 +172,12 @@ def behind(state: TrainerSyncState) -> tuple[str, ...]:
     return tuple(name for name, view in state.explorers.items() if view.takes_part and view.applied != state.published)
 
 
+def nothing_comes(state: TrainerSyncState) -> bool:
+    """Whether everybody has said that it is finished, those aside who are given up."""
+    views = state.explorers.values()
+    return any(view.finished for view in views) and all(view.finished or view.given_up for view in views)
+
+
 def outstanding(state: TrainerSyncState) -> int:
     """Groups granted or received, by any explorer, and not trained or dropped."""
     return state.held + state.in_step
@@ -162,6 +197,8 @@ def _take_in(
             return replace(state, ending=True), ()
         case ExplorerJoined():
             return _join(state, event, policy)
+        case TasksCounted(left):
+            return replace(state, tasks_left=left), ()
         case _:
             return _take_in_of_known(state, event, _known(state, event.explorer), policy)
 
@@ -174,8 +211,14 @@ def _take_in_of_known(
         case ExplorerLeft():
             # Its RequestSync is a call of its own, which a broken stream does not end.
             return _with(state, name, replace(view, connected=False, target=None)), ()
-        case ExplorerFinished():
-            return _with(state, name, replace(view, finished=True)), ()
+        case ExplorerGivenUp():
+            return _with(state, name, replace(view, given_up=not view.connected)), ()
+        case ExplorerFinished(_, started):
+            return _with(state, name, replace(view, finished=started >= view.granted)), ()
+        case ExplorerWaits(_, version, started, returned):
+            # The word that the next version is applied comes by another way, and may have come first.
+            need = started if version == view.applied else view.need
+            return _with(state, name, replace(view, waits=event, need=need, granted=view.granted - returned)), ()
         case GroupsReceived():
             return _with(state, name, replace(view, received=view.received + event.count)), ()
         case GroupsDropped():
@@ -298,6 +341,38 @@ def _deliver_to_newcomers(
     return state, tuple(actions)
 
 
+def _repeat_windows(state: TrainerSyncState, policy: SyncPolicy) -> tuple[TrainerSyncState, tuple[TrainerAction, ...]]:
+    """fixed: has as many explorers make another window as it takes to fill the next step, those that made least first."""
+    if policy.style is not Style.FIXED or not policy.repeats_windows or state.tasks_left == 0:
+        return state, ()
+    if state.training or state.ending or state.published is None or is_due(state, policy):
+        return state, ()
+    parties = {name: view for name, view in state.explorers.items() if not view.finished and not view.given_up}
+    lacking = policy.groups_per_train_step - sum(view.received - view.gone for view in state.explorers.values())
+    if lacking <= 0 or not parties or not all(_stands(view, state.published) for view in parties.values()):
+        return state, ()
+    window = policy.explorer_interval * policy.groups_per_explore_step
+    fewest_first = sorted(parties, key=lambda name: (parties[name].received, name))
+    actions: list[TrainerAction] = []
+    for name in fewest_first[: -(-lacking // window)]:
+        view = parties[name]
+        need = max(view.need, view.received + window)
+        state = _with(state, name, replace(view, waits=None, need=need))
+        actions.append(RepeatWindow(name, state.published or 0))
+    return state, tuple(actions)
+
+
+def _stands(view: ExplorerView, published: int) -> bool:
+    """fixed: it waits at a boundary on this version, and all that it made is here."""
+    return (
+        view.takes_part
+        and view.stands
+        and view.applied == published
+        and view.waits is not None
+        and view.waits.started <= view.received
+    )
+
+
 def _grant(
     state: TrainerSyncState, policy: SyncPolicy, names: tuple[str, ...]
 ) -> tuple[TrainerSyncState, tuple[TrainerAction, ...]]:
@@ -305,10 +380,12 @@ def _grant(
     # Nobody runs on a newer version than the published one, so nobody's ceiling is higher than that version's.
     if state.ending or state.published is None or held >= _ceiling(state, state.published, policy):
         return state, ()
+    most = state.tasks_left if state.tasks_left is not None else policy.max_queued_groups
     ceilings = {
         name: _ceiling(state, view.applied, policy)
         for name in names
         if (view := state.explorers[name]).takes_part
+        and not view.stands
         and view.applied is not None
         and view.granted < _useful(view, policy)
     }
@@ -321,13 +398,14 @@ def _grant(
         if held < ceiling
     ]
     heapq.heapify(order)
-    while order:
+    while order and most > 0:
         window, open_groups, name = heapq.heappop(order)
         view = state.explorers[name]
         if held >= ceilings[name] or view.granted + given[name] >= _useful(view, policy):
             continue
         given[name] += 1
         held += 1
+        most -= 1
         heapq.heappush(order, (window, open_groups + 1, name))
     if not any(given.values()):
         return state, ()
@@ -337,8 +415,10 @@ def _grant(
         if count:
             view = views[name]
             views[name] = replace(view, granted=view.granted + count)
-            grants.append(Grant(name, view.granted + count, view.applied or 0))
-    return replace(state, explorers=MappingProxyType(views), held=held - state.in_step), tuple(grants)
+            grants.append(Grant(name, count, view.applied or 0))
+    tasks_left = most if state.tasks_left is not None else None
+    state = replace(state, explorers=MappingProxyType(views), held=held - state.in_step, tasks_left=tasks_left)
+    return state, tuple(grants)
 
 
 def _useful(view: ExplorerView, policy: SyncPolicy) -> int:

@@ -56,6 +56,7 @@ def received_to_proto(batch: ReceivedBatch) -> experience_pb2.ExperienceBatch:
             texts=[experience_pb2.ExperienceText(prompt=text.prompt, response=text.response) for text in group.texts],
             metrics=group.metrics,
             failed_rollouts=group.failed_rollouts,
+            task=group.task,
         )
         for group in batch.groups
     ]
@@ -129,6 +130,7 @@ def _group_to_proto(group: ExperienceGroup, *, send_text: bool) -> experience_pb
         texts=texts,
         metrics=group.metrics,
         failed_rollouts=group.failed_rollouts,
+        task=group.task,
     )
 
 
@@ -149,4 +151,5 @@ def _group_from_proto(
         metrics={name: metrics[name] for name in metrics},  # six times as fast as dict(metrics)
         texts=tuple(ExperienceText(text.prompt, text.response) for text in texts) if texts else (),
         failed_rollouts=group.failed_rollouts,
+        task=group.task,
     )

@@ -130,7 +130,7 @@ async def target(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Targ
         assert seen[-1].WhichOneof("message") == "applied"
         call = target.stub.StreamExperiences(timeout=SECONDS)
         await call.write(explorer_pb2.StreamExperiencesRequest(open=opened()))
-        await call.write(explorer_pb2.StreamExperiencesRequest(credit=explorer_pb2.Credit(group_limit=4)))
+        await call.write(explorer_pb2.StreamExperiencesRequest(credit=explorer_pb2.Credit(tasks=range(4))))
         await pair.until(
             pair.explorer_status, lambda status: status.batches_spooled == 4 and status.groups_running == 0
         )
@@ -186,6 +186,7 @@ async def test_a_stream_that_opens_wrongly_is_refused_and_changes_nothing(
         {"resend": explorer_pb2.Resend(from_sequence=MAX)},
         {"resend": explorer_pb2.Resend(from_sequence=6)},
         {"open": opened()},
+        {"replacement_task": explorer_pb2.ReplacementTask(failed=0, task=1)},
         {},
     ],
 )
@@ -247,7 +248,7 @@ async def test_a_lower_epoch_is_refused_and_an_equal_one_takes_the_place(target:
 async def test_a_flood_of_credit_neither_overruns_nor_blocks(target: Target) -> None:
     before = await target.status()
     # Of a version that will never come: nothing may be started, however much credit there is.
-    credit = explorer_pb2.Credit(group_limit=MAX, min_policy_step=MAX)
+    credit = explorer_pb2.Credit(group_limit=MAX, min_policy_step=MAX, tasks=range(100))
     _, error = await target.stream(*[{"credit": credit}] * 500)
     assert error is None
     await unchanged(target, before)

@@ -17,7 +17,6 @@ from common.sync.events import (
     ExplorerLeft,
     GroupFinished,
     GroupsReceived,
-    TasksetEnded,
     TrainStepDone,
     TrainStepStarted,
     WeightsApplied,
@@ -78,6 +77,38 @@ def test_a_run_ends_whatever_fails_and_is_mended(settled: tuple[SyncPolicy, int]
     _check_the_books(shuffled)
 
 
+@given(balanced(max_explorers=4), seeds, st.integers(1, 6))
+@settings(deadline=None, max_examples=60)
+def test_those_that_are_left_go_on_when_explorers_leave_for_good(
+    settled: tuple[SyncPolicy, int], seed: int, faults: int
+) -> None:
+    policy, explorers = settled
+    policy = replace(policy, max_queued_groups=policy.max_queued_groups + 2 * STEPS * policy.groups_per_train_step)
+    kinds = ("gone", "cut", "explorer", "trainer")
+    shuffled = ShuffledPair(
+        policy, explorers, random.Random(seed), total_steps=STEPS, faults=faults, kinds=kinds, late=True
+    )
+    assert shuffled.run(), (shuffled.pair.trainer, [explorer.state for explorer in shuffled.pair.explorers])
+    assert shuffled.pair.trainer.step == STEPS
+    _check_the_books(shuffled)
+
+
+@given(seeds, st.integers(2, 4), st.integers(0, 5), st.integers(1, 30), styles)
+@settings(deadline=None, max_examples=60)
+def test_every_task_is_trained_once_whoever_comes_and_goes(
+    seed: int, explorers: int, faults: int, tasks: int, style: Style
+) -> None:
+    policy = SyncPolicy(style, groups_per_train_step=explorers, max_queued_groups=1000)
+    kinds = ("gone", "cut", "explorer", "trainer")
+    shuffled = ShuffledPair(policy, explorers, random.Random(seed), tasks=tasks, faults=faults, kinds=kinds, late=True)
+    assert shuffled.run(), (shuffled.pair.trainer, [explorer.state for explorer in shuffled.pair.explorers])
+    trained = Counter(group.task for epoch, step, group in shuffled.trained if _in_lineage(shuffled, epoch, step))
+    assert max(trained.values()) == 1
+    assert shuffled.pair.pool.done == tasks
+    lost = sum(count for reason, count in shuffled.pair.dropped.items() if reason != "task_done_before")
+    assert len(trained) >= tasks - lost
+
+
 @given(balanced(), seeds, st.integers(0, 3), st.integers(1, 20))
 @settings(deadline=None, max_examples=40)
 def test_a_finished_taskset_ends_the_run_with_one_finish(
@@ -89,9 +120,9 @@ def test_a_finished_taskset_ends_the_run_with_one_finish(
     )
     assert shuffled.run(), (shuffled.pair.trainer, [explorer.state for explorer in shuffled.pair.explorers])
     assert [explorer.finishes for explorer in shuffled.pair.explorers] == [1] * explorers
-    assert all(len(explorer.spool) == tasks for explorer in shuffled.pair.explorers)
+    assert sorted(group.task for explorer in shuffled.pair.explorers for group in explorer.spool) == list(range(tasks))
     gone = sum(len(account.gone) for account in shuffled.pair.accounts)
-    assert gone == tasks * explorers
+    assert gone == tasks
     assert len(shuffled.trained) + sum(shuffled.pair.dropped.values()) == gone
     _check_the_books(shuffled)
 
@@ -126,8 +157,9 @@ def test_on_policy_stays_on_policy_through_restarts_of_one_side(
     seed: int, explorers: int, faults: int, side: str
 ) -> None:
     policy = SyncPolicy(Style.FIXED, groups_per_train_step=2 * explorers, groups_per_explore_step=2)
+    kinds = ("cut", side)
     shuffled = ShuffledPair(
-        policy, explorers, random.Random(seed), total_steps=STEPS, faults=faults, kinds=("cut", side)
+        policy, explorers, random.Random(seed), total_steps=STEPS, faults=faults, kinds=kinds, one_epoch_at_a_time=True
     )
     assert shuffled.run()
     assert {step - group.oldest[1] for _, step, group in shuffled.trained} == {0}
@@ -198,12 +230,8 @@ def test_an_illegal_event_raises_and_changes_nothing(settled: tuple[SyncPolicy, 
     ):
         with pytest.raises(IllegalEvent):
             trainer_machine.step(trainer, event, policy)
-    for illegal in (
-        GroupFinished(explorer.explore_step + 1),
-        TasksetEnded(explorer.explore_step, explorer.in_flight.get(explorer.explore_step, 0) + 1),
-    ):
-        with pytest.raises(IllegalEvent):
-            explorer_machine.step(explorer, illegal, policy)
+    with pytest.raises(IllegalEvent):
+        explorer_machine.step(explorer, GroupFinished(explorer.explore_step + 1), policy)
     if explorer.version > (0, 0):
         for late in (WeightsStaged(0, 0), WeightsApplied(0, 0)):
             with pytest.raises(IllegalEvent):

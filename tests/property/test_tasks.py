@@ -12,20 +12,13 @@ from explorer_service.workflows.rollout import check_rollout
 TOKENS = st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=5)
 
 
-@given(
-    length=st.integers(1, 60),
-    count=st.integers(1, 8),
-    epochs=st.integers(1, 3),
-    seed=st.integers(0, 2**63 - 1),
-    shuffle=st.booleans(),
-)
-def test_shards_partition_every_epoch(length: int, count: int, epochs: int, seed: int, shuffle: bool) -> None:
+@given(length=st.integers(1, 60), epochs=st.integers(1, 3), seed=st.integers(0, 2**63 - 1), shuffle=st.booleans())
+def test_every_epoch_holds_each_task_once(length: int, epochs: int, seed: int, shuffle: bool) -> None:
     order = TaskOrder(length, shuffle, epochs, seed)
-    shards = [order.shard(index, count) for index in range(min(count, length))]
     for epoch in range(epochs):
-        spans = [(shard, range(epoch * shard.epoch_length, (epoch + 1) * shard.epoch_length)) for shard in shards]
-        assert sorted(shard.position(n) for shard, span in spans for n in span) == list(range(length))
-    assert sum(shard.total or 0 for shard in shards) == epochs * length
+        span = range(epoch * length, (epoch + 1) * length)
+        assert sorted(order.position(n) for n in span) == list(range(length))
+    assert order.total == epochs * length
 
 
 @given(

@@ -24,6 +24,8 @@ def received_group(
         sequence=sequence,
         explore_step=1,
         run_epoch=run_epoch,
+        # Distinct for each group of each explorer, as the trainer deals them.
+        task=1000 * (ord(explorer[0]) - ord("a")) + ordinal,
         columns=Columns.from_experiences([experience([3, 4, 5], 1, **versions), experience([3, 6], 1, **versions)]),
     )
 

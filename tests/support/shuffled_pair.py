@@ -12,7 +12,11 @@ from common.sync.policy import SyncPolicy
 
 
 class ShuffledPair:
-    """`faults` is the number of faults that happen, at drawn moments, each mended after a drawn while."""
+    """`faults` is the number of faults that happen, at drawn moments, each mended after a drawn while.
+
+    `one_epoch_at_a_time`: none happens while an explorer still has to take the first version of a restarted trainer. One
+    that misses it cannot know which of its groups are lost.
+    """
 
     def __init__(
         self,
@@ -25,6 +29,7 @@ class ShuffledPair:
         faults: int = 0,
         kinds: tuple[str, ...] = ("cut", "explorer", "trainer"),
         late: bool = False,
+        one_epoch_at_a_time: bool = False,
     ) -> None:
         self.pick = pick
         self.channels: dict[tuple[object, ...], deque[Happening]] = {}
@@ -37,7 +42,10 @@ class ShuffledPair:
         self.checkpoints: list[Checkpoint] = [self.pair.checkpoint()]
         self.faults = faults
         self.kinds = kinds
+        self.one_epoch_at_a_time = one_epoch_at_a_time
         self.away = set(range(explorers))
+        self.gone: set[int] = set()
+        """Explorers that do not come back."""
         if not late:
             for index in range(explorers):
                 self._join(index)
@@ -86,15 +94,19 @@ class ShuffledPair:
             self.checkpoints.append(self.pair.checkpoint())
 
     def _fail(self) -> None:
-        if self.pair.epoch > 1 and any(view.state.version[0] < self.pair.epoch for view in self.pair.explorers):
-            # An explorer that misses the version with which an epoch begins cannot know which of its groups are lost:
-            # the schedule holds for one restart of the trainer at a time.
+        epochs = {explorer.state.version[0] for explorer in self.pair.explorers}
+        if self.one_epoch_at_a_time and min(epochs) < self.pair.epoch > 1:
             return
-        index = self.pick.randrange(len(self.pair.explorers))
+        index = self.pick.choice(sorted(set(range(len(self.pair.explorers))) - self.gone))
         match self.pick.choice(self.kinds):
             case "cut":
                 self.pair.cut(index)
                 self.away.add(index)
+            case "gone":
+                if len(self.gone) + 1 < len(self.pair.explorers):
+                    self.gone.add(index)
+                    self.away.discard(index)
+                    self.pair.give_up(index)
             case "explorer":
                 self.pair.restart_explorer(index)
                 self.away.add(index)
@@ -102,7 +114,9 @@ class ShuffledPair:
                 if self.pair.ending:
                     return
                 self.pair.restart_trainer(self.checkpoints[-1])
-                self.away |= set(range(len(self.pair.explorers)))
+                self.away |= set(range(len(self.pair.explorers))) - self.gone
+                for gone in self.gone:
+                    self.pair.give_up(gone)
 
     def _join(self, index: int) -> None:
         self.away.discard(index)

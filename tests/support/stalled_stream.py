@@ -29,6 +29,7 @@ from common.wire.experiences import batch_from_view, batch_to_wire
 from explorer_service.experience_stream import ExperienceStream
 from explorer_service.server import SERVICE, ExplorerServicer, Parts, add_explorer_servicer
 from explorer_service.spool_thread import SpoolThread
+from explorer_service.task_share import TaskShare
 from protos.tandem.v1 import explorer_pb2
 from trainer_service.explorer_link import STREAM_METHOD
 
@@ -65,10 +66,10 @@ async def explore(folder: Path, batches: int) -> None:
     await spool.open(folder / "spool", config().run.name, "explorer-0")
     status: StatusBoard[int] = StatusBoard(explorer_pb2.EXPLORER_STATE_EXPLORING)
 
-    def hello() -> explorer_pb2.Hello:
+    async def hello() -> explorer_pb2.Hello:
         return explorer_pb2.Hello(explorer_id="explorer-0", last_sequence=spool.counters.last_sequence)
 
-    stream = ExperienceStream(config(), spool, status, changes, lambda _: None, hello)
+    stream = ExperienceStream(config(), spool, status, changes, TaskShare(), lambda _: None, hello, lambda: None)
     servicer = ExplorerServicer(config=config(), status=status, monitor=Monitor([]), stop=cast("Any", None))
     nothing = cast("Any", None)  # of the servicer's parts the stream alone is called
     servicer.parts = Parts(nothing, nothing, stream, nothing, spool)

@@ -10,9 +10,12 @@ from typing import Any
 from common.experience.received import ReceivedBatch, ReceivedGroup
 from trainer_service.buffer.account import ExplorerAccount
 from trainer_service.buffer.lineage import Lineage
+from trainer_service.buffer.task_dealer import TaskDealer
 
 TOO_STALE = "too_stale"
 LOST_LINEAGE = "lost_lineage"
+TASK_DONE_BEFORE = "task_done_before"
+"""Its task was done by another group, or is another explorer's by now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +25,9 @@ class Intake:
     groups: int
     """Groups of the batch, if it was new; else 0."""
     already_gone: int
-    """Of these, groups that were trained before the trainer restarted."""
+    """Of these, groups that were trained before the trainer restarted, or are refused."""
+    refused: tuple[ReceivedGroup, ...] = ()
+    """Groups that are dropped and counted: their tasks were done before."""
 
 
 class GroupQueue:
@@ -33,6 +38,7 @@ class GroupQueue:
         self.dropped: Counter[str] = Counter()
         """Groups dropped, by reason."""
         self.lineage = lineage
+        self.tasks = TaskDealer()
         self._max_staleness = max_staleness
         self._groups: list[ReceivedGroup] = []
 
@@ -48,9 +54,14 @@ class GroupQueue:
         account = self.account(batch.explorer_id)
         before = account.received_groups
         fresh = account.take_in(batch)
-        self._groups.extend(fresh)
+        wanted = [group for group in fresh if self.tasks.pool.arrive(group.explorer_id, group.task)]
+        refused = tuple(group for group in fresh if group not in wanted) if len(wanted) < len(fresh) else ()
+        for group in refused:
+            self.dropped[TASK_DONE_BEFORE] += 1
+            account.let_go(group)
+        self._groups.extend(wanted)
         groups = account.received_groups - before
-        return Intake(groups, groups - len(fresh))
+        return Intake(groups, groups - len(wanted), refused)
 
     def drop_unusable(self, step: int) -> list[tuple[ReceivedGroup, str]]:
         """Drops and counts what must not be trained by this step (the number of the step, from 1), with the reason.
@@ -68,7 +79,7 @@ class GroupQueue:
         self._groups = kept
         for group, reason in dropped:
             self.dropped[reason] += 1
-            self.account(group.explorer_id).let_go(group)
+            self._let_go(group)
         return dropped
 
     def take(self, count: int) -> list[ReceivedGroup]:
@@ -84,7 +95,7 @@ class GroupQueue:
     def trained(self, groups: list[ReceivedGroup]) -> None:
         """The step that used these groups is done."""
         for group in groups:
-            self.account(group.explorer_id).let_go(group)
+            self._let_go(group)
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint stores of the accounts, as JSON."""
@@ -93,6 +104,10 @@ class GroupQueue:
     def restore(self, state: Mapping[str, Any]) -> None:
         """The accounts as a checkpoint stored them. Raises CheckpointInvalid."""
         self.accounts = {name: ExplorerAccount.restore(name, account) for name, account in state.items()}
+
+    def _let_go(self, group: ReceivedGroup) -> None:
+        self.account(group.explorer_id).let_go(group)
+        self.tasks.pool.finish(group.explorer_id, group.task)
 
     def _why_unusable(self, group: ReceivedGroup, step: int) -> str | None:
         if not self.lineage.holds(group.run_epoch, group.newest_version):

@@ -15,6 +15,7 @@ from common.changes import Changes
 from common.config.root import TandemConfig
 from common.experience.received import ExperienceText, ReceivedGroup
 from common.status import StatusBoard
+from common.sync import trainer_machine
 from common.sync.events import GroupsDropped
 from protos.tandem.v1 import trainer_pb2
 from trainer_service.buffer.assemble import assemble
@@ -107,12 +108,17 @@ class ExplorerSource:
         self._queue.trained(sample.groups)
 
     def state(self) -> dict[str, Any]:
-        """The accounts and the lineage."""
-        return {"accounts": self._queue.state(), "lineage": self._queue.lineage.state()}
+        """The accounts, the lineage, and who holds which tasks."""
+        return {
+            "accounts": self._queue.state(),
+            "lineage": self._queue.lineage.state(),
+            "tasks": self._queue.tasks.state(),
+        }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """The accounts; the lineage was given to the queue."""
+        """The accounts and the tasks; the lineage was given to the queue."""
         self._queue.restore(state["accounts"])
+        self._queue.tasks.restore(state["tasks"])
 
     def __len__(self) -> int:
         return len(self._queue)
@@ -150,9 +156,7 @@ class ExplorerSource:
             self._sync.feed(GroupsDropped(group.explorer_id, 1))
 
     def _nothing_comes(self) -> bool:
-        """Every explorer that ever came has said that it is finished."""
-        views = self._sync.state.explorers.values()
-        return bool(views) and all(view.finished for view in views)
+        return trainer_machine.nothing_comes(self._sync.state)
 
 
 class ExampleSource:

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!protos/tandem/v1/experience.proto\x12\ttandem.v1\"G\n\rPolicyVersion\x12\x11\n\trun_epoch\x18\x01 \x01(\x04\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\x15\n\rmanifest_hash\x18\x03 \x01(\t\"\x8b\x01\n\x0f\x45xperienceBatch\x12\x13\n\x0b\x65xplorer_id\x18\x01 \x01(\t\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12*\n\x06groups\x18\x03 \x03(\x0b\x32\x1a.tandem.v1.ExperienceGroup\x12\x0f\n\x07\x63olumns\x18\x04 \x01(\x0c\x12\x14\n\x0c\x63olumns_xxh3\x18\x05 \x01(\x06\"\xa3\x02\n\x0f\x45xperienceGroup\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x0f\n\x07ordinal\x18\x02 \x01(\x04\x12\x14\n\x0c\x65xplore_step\x18\x03 \x01(\x04\x12\x18\n\x10\x65xperience_count\x18\x04 \x01(\r\x12\x11\n\trun_epoch\x18\x05 \x01(\x04\x12(\n\x05texts\x18\x06 \x03(\x0b\x32\x19.tandem.v1.ExperienceText\x12\x38\n\x07metrics\x18\x07 \x03(\x0b\x32\'.tandem.v1.ExperienceGroup.MetricsEntry\x12\x17\n\x0f\x66\x61iled_rollouts\x18\x08 \x01(\r\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"2\n\x0e\x45xperienceText\x12\x0e\n\x06prompt\x18\x01 \x01(\t\x12\x10\n\x08response\x18\x02 \x01(\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!protos/tandem/v1/experience.proto\x12\ttandem.v1\"G\n\rPolicyVersion\x12\x11\n\trun_epoch\x18\x01 \x01(\x04\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\x15\n\rmanifest_hash\x18\x03 \x01(\t\"\x8b\x01\n\x0f\x45xperienceBatch\x12\x13\n\x0b\x65xplorer_id\x18\x01 \x01(\t\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12*\n\x06groups\x18\x03 \x03(\x0b\x32\x1a.tandem.v1.ExperienceGroup\x12\x0f\n\x07\x63olumns\x18\x04 \x01(\x0c\x12\x14\n\x0c\x63olumns_xxh3\x18\x05 \x01(\x06\"\xb1\x02\n\x0f\x45xperienceGroup\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x0f\n\x07ordinal\x18\x02 \x01(\x04\x12\x14\n\x0c\x65xplore_step\x18\x03 \x01(\x04\x12\x18\n\x10\x65xperience_count\x18\x04 \x01(\r\x12\x11\n\trun_epoch\x18\x05 \x01(\x04\x12(\n\x05texts\x18\x06 \x03(\x0b\x32\x19.tandem.v1.ExperienceText\x12\x38\n\x07metrics\x18\x07 \x03(\x0b\x32\'.tandem.v1.ExperienceGroup.MetricsEntry\x12\x17\n\x0f\x66\x61iled_rollouts\x18\x08 \x01(\r\x12\x0c\n\x04task\x18\t \x01(\x04\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"2\n\x0e\x45xperienceText\x12\x0e\n\x06prompt\x18\x01 \x01(\t\x12\x10\n\x08response\x18\x02 \x01(\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,9 +38,9 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_EXPERIENCEBATCH']._serialized_start=122
   _globals['_EXPERIENCEBATCH']._serialized_end=261
   _globals['_EXPERIENCEGROUP']._serialized_start=264
-  _globals['_EXPERIENCEGROUP']._serialized_end=555
-  _globals['_EXPERIENCEGROUP_METRICSENTRY']._serialized_start=509
-  _globals['_EXPERIENCEGROUP_METRICSENTRY']._serialized_end=555
-  _globals['_EXPERIENCETEXT']._serialized_start=557
-  _globals['_EXPERIENCETEXT']._serialized_end=607
+  _globals['_EXPERIENCEGROUP']._serialized_end=569
+  _globals['_EXPERIENCEGROUP_METRICSENTRY']._serialized_start=523
+  _globals['_EXPERIENCEGROUP_METRICSENTRY']._serialized_end=569
+  _globals['_EXPERIENCETEXT']._serialized_start=571
+  _globals['_EXPERIENCETEXT']._serialized_end=621
 # @@protoc_insertion_point(module_scope)

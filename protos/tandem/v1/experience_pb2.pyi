@@ -108,6 +108,7 @@ class ExperienceGroup(google.protobuf.message.Message):
     TEXTS_FIELD_NUMBER: builtins.int
     METRICS_FIELD_NUMBER: builtins.int
     FAILED_ROLLOUTS_FIELD_NUMBER: builtins.int
+    TASK_FIELD_NUMBER: builtins.int
     task_id: builtins.str
     """Name of the task within its taskset."""
     ordinal: builtins.int
@@ -120,6 +121,8 @@ class ExperienceGroup(google.protobuf.message.Message):
     """The run epoch of the weights that generated it."""
     failed_rollouts: builtins.int
     """Rollouts of the group that failed and are not in it."""
+    task: builtins.int
+    """Position of its task in the run's order of tasks, from 0, over all epochs of the taskset."""
     @property
     def texts(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ExperienceText]:
         """Readable text of the experiences, for previews; empty unless the explorer is configured to send it."""
@@ -139,8 +142,9 @@ class ExperienceGroup(google.protobuf.message.Message):
         texts: collections.abc.Iterable[global___ExperienceText] | None = ...,
         metrics: collections.abc.Mapping[builtins.str, builtins.float] | None = ...,
         failed_rollouts: builtins.int = ...,
+        task: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["experience_count", b"experience_count", "explore_step", b"explore_step", "failed_rollouts", b"failed_rollouts", "metrics", b"metrics", "ordinal", b"ordinal", "run_epoch", b"run_epoch", "task_id", b"task_id", "texts", b"texts"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["experience_count", b"experience_count", "explore_step", b"explore_step", "failed_rollouts", b"failed_rollouts", "metrics", b"metrics", "ordinal", b"ordinal", "run_epoch", b"run_epoch", "task", b"task", "task_id", b"task_id", "texts", b"texts"]) -> None: ...
 
 global___ExperienceGroup = ExperienceGroup
 

@@ -268,25 +268,87 @@ global___StreamOpen = StreamOpen
 
 @typing.final
 class Credit(google.protobuf.message.Message):
-    """The trainer's leave to start groups. Absolute, so that repeating it does no harm."""
+    """The trainer's leave to start more groups. It ends with the stream."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     GROUP_LIMIT_FIELD_NUMBER: builtins.int
     MIN_POLICY_STEP_FIELD_NUMBER: builtins.int
+    TASKS_FIELD_NUMBER: builtins.int
     group_limit: builtins.int
-    """Groups with an ordinal below this may be started."""
+    """Groups with an ordinal below this may be started. Of a peek: groups to send."""
     min_policy_step: builtins.int
     """They must be made with a policy step at or above this."""
+    @property
+    def tasks(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Positions in the order of tasks, one for each group that this credit adds: they are this explorer's to do."""
+
     def __init__(
         self,
         *,
         group_limit: builtins.int = ...,
         min_policy_step: builtins.int = ...,
+        tasks: collections.abc.Iterable[builtins.int] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["group_limit", b"group_limit", "min_policy_step", b"min_policy_step"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["group_limit", b"group_limit", "min_policy_step", b"min_policy_step", "tasks", b"tasks"]) -> None: ...
 
 global___Credit = Credit
+
+@typing.final
+class RepeatWindow(google.protobuf.message.Message):
+    """Style `fixed`: the trainer lacks groups for its next step, for instance because another explorer is gone. Who waits at its
+    boundary with this version makes another window on it.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    POLICY_STEP_FIELD_NUMBER: builtins.int
+    policy_step: builtins.int
+    """The version's step."""
+    def __init__(
+        self,
+        *,
+        policy_step: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["policy_step", b"policy_step"]) -> None: ...
+
+global___RepeatWindow = RepeatWindow
+
+@typing.final
+class TasksEnded(google.protobuf.message.Message):
+    """No task is left, unless credit comes again: the explorer says `finished`."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___TasksEnded = TasksEnded
+
+@typing.final
+class ReplacementTask(google.protobuf.message.Message):
+    """The answer to `task_failed`."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    FAILED_FIELD_NUMBER: builtins.int
+    TASK_FIELD_NUMBER: builtins.int
+    failed: builtins.int
+    """The task that failed."""
+    task: builtins.int
+    """The one to do in its place; unset when none is left."""
+    def __init__(
+        self,
+        *,
+        failed: builtins.int = ...,
+        task: builtins.int | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_task", b"_task", "task", b"task"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_task", b"_task", "failed", b"failed", "task", b"task"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_task", b"_task"]) -> typing.Literal["task"] | None: ...
+
+global___ReplacementTask = ReplacementTask
 
 @typing.final
 class Ack(google.protobuf.message.Message):
@@ -338,6 +400,9 @@ class StreamExperiencesRequest(google.protobuf.message.Message):
     CREDIT_FIELD_NUMBER: builtins.int
     ACK_FIELD_NUMBER: builtins.int
     RESEND_FIELD_NUMBER: builtins.int
+    REPEAT_WINDOW_FIELD_NUMBER: builtins.int
+    TASKS_ENDED_FIELD_NUMBER: builtins.int
+    REPLACEMENT_TASK_FIELD_NUMBER: builtins.int
     @property
     def open(self) -> global___StreamOpen:
         """First and once."""
@@ -354,6 +419,18 @@ class StreamExperiencesRequest(google.protobuf.message.Message):
     def resend(self) -> global___Resend:
         """At any time."""
 
+    @property
+    def repeat_window(self) -> global___RepeatWindow:
+        """At any time."""
+
+    @property
+    def tasks_ended(self) -> global___TasksEnded:
+        """At any time, also repeatedly."""
+
+    @property
+    def replacement_task(self) -> global___ReplacementTask:
+        """At any time."""
+
     def __init__(
         self,
         *,
@@ -361,10 +438,13 @@ class StreamExperiencesRequest(google.protobuf.message.Message):
         credit: global___Credit | None = ...,
         ack: global___Ack | None = ...,
         resend: global___Resend | None = ...,
+        repeat_window: global___RepeatWindow | None = ...,
+        tasks_ended: global___TasksEnded | None = ...,
+        replacement_task: global___ReplacementTask | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["ack", b"ack", "credit", b"credit", "message", b"message", "open", b"open", "resend", b"resend"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["ack", b"ack", "credit", b"credit", "message", b"message", "open", b"open", "resend", b"resend"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["open", "credit", "ack", "resend"] | None: ...
+    def HasField(self, field_name: typing.Literal["ack", b"ack", "credit", b"credit", "message", b"message", "open", b"open", "repeat_window", b"repeat_window", "replacement_task", b"replacement_task", "resend", b"resend", "tasks_ended", b"tasks_ended"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["ack", b"ack", "credit", b"credit", "message", b"message", "open", b"open", "repeat_window", b"repeat_window", "replacement_task", b"replacement_task", "resend", b"resend", "tasks_ended", b"tasks_ended"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["open", "credit", "ack", "resend", "repeat_window", "tasks_ended", "replacement_task"] | None: ...
 
 global___StreamExperiencesRequest = StreamExperiencesRequest
 
@@ -385,6 +465,9 @@ class Hello(google.protobuf.message.Message):
     PROTOCOL_REVISION_FIELD_NUMBER: builtins.int
     ACKNOWLEDGED_THROUGH_FIELD_NUMBER: builtins.int
     ACKNOWLEDGED_GROUPS_FIELD_NUMBER: builtins.int
+    TOTAL_TASKS_FIELD_NUMBER: builtins.int
+    TASK_ORDER_HASH_FIELD_NUMBER: builtins.int
+    TASKS_HELD_FIELD_NUMBER: builtins.int
     explorer_id: builtins.str
     """Name of this explorer, unique in a run."""
     incarnation: builtins.int
@@ -405,9 +488,17 @@ class Hello(google.protobuf.message.Message):
     """Highest sequence number that any trainer ever acknowledged; batches up to it are gone."""
     acknowledged_groups: builtins.int
     """Groups in the batches that were acknowledged."""
+    total_tasks: builtins.int
+    """Tasks of the run in all, over all epochs of the taskset; 0 = endless."""
+    task_order_hash: builtins.str
+    """Fingerprint of the taskset and of the order of its tasks; must be the same for all explorers of a run."""
     @property
     def policy_version(self) -> protos.tandem.v1.experience_pb2.PolicyVersion:
         """The weights that rollouts run on."""
+
+    @property
+    def tasks_held(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Positions of the tasks of all groups that are in flight, or spooled and not acknowledged."""
 
     def __init__(
         self,
@@ -423,11 +514,63 @@ class Hello(google.protobuf.message.Message):
         protocol_revision: builtins.int = ...,
         acknowledged_through: builtins.int = ...,
         acknowledged_groups: builtins.int = ...,
+        total_tasks: builtins.int = ...,
+        task_order_hash: builtins.str = ...,
+        tasks_held: collections.abc.Iterable[builtins.int] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["policy_version", b"policy_version"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["acknowledged_groups", b"acknowledged_groups", "acknowledged_through", b"acknowledged_through", "batch_size", b"batch_size", "explorer_id", b"explorer_id", "groups_started", b"groups_started", "incarnation", b"incarnation", "last_sequence", b"last_sequence", "layout_hash", b"layout_hash", "policy_version", b"policy_version", "protocol_revision", b"protocol_revision", "tokenizer_hash", b"tokenizer_hash"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["acknowledged_groups", b"acknowledged_groups", "acknowledged_through", b"acknowledged_through", "batch_size", b"batch_size", "explorer_id", b"explorer_id", "groups_started", b"groups_started", "incarnation", b"incarnation", "last_sequence", b"last_sequence", "layout_hash", b"layout_hash", "policy_version", b"policy_version", "protocol_revision", b"protocol_revision", "task_order_hash", b"task_order_hash", "tasks_held", b"tasks_held", "tokenizer_hash", b"tokenizer_hash", "total_tasks", b"total_tasks"]) -> None: ...
 
 global___Hello = Hello
+
+@typing.final
+class Waiting(google.protobuf.message.Message):
+    """Style `fixed`: it stands at a boundary, with nothing in flight, and waits for a newer version."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    POLICY_VERSION_FIELD_NUMBER: builtins.int
+    GROUPS_STARTED_FIELD_NUMBER: builtins.int
+    RETURNED_TASKS_FIELD_NUMBER: builtins.int
+    groups_started: builtins.int
+    """Groups started in this run: all of them are in batches that were sent before."""
+    @property
+    def policy_version(self) -> protos.tandem.v1.experience_pb2.PolicyVersion:
+        """The weights that it has."""
+
+    @property
+    def returned_tasks(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Tasks of credit that it has not used: it gives them back, and the credit with them."""
+
+    def __init__(
+        self,
+        *,
+        policy_version: protos.tandem.v1.experience_pb2.PolicyVersion | None = ...,
+        groups_started: builtins.int = ...,
+        returned_tasks: collections.abc.Iterable[builtins.int] | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["policy_version", b"policy_version"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["groups_started", b"groups_started", "policy_version", b"policy_version", "returned_tasks", b"returned_tasks"]) -> None: ...
+
+global___Waiting = Waiting
+
+@typing.final
+class TaskFailed(google.protobuf.message.Message):
+    """A task could not be done: it counts as done, and another one is asked for."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TASK_FIELD_NUMBER: builtins.int
+    task: builtins.int
+    """Its position."""
+    def __init__(
+        self,
+        *,
+        task: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["task", b"task"]) -> None: ...
+
+global___TaskFailed = TaskFailed
 
 @typing.final
 class ExplorerMetrics(google.protobuf.message.Message):
@@ -478,7 +621,7 @@ global___ExplorerMetrics = ExplorerMetrics
 
 @typing.final
 class Finished(google.protobuf.message.Message):
-    """Nothing more comes."""
+    """Nothing more comes, unless there is credit again."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -508,6 +651,8 @@ class StreamExperiencesResponse(google.protobuf.message.Message):
     BATCH_FIELD_NUMBER: builtins.int
     METRICS_FIELD_NUMBER: builtins.int
     FINISHED_FIELD_NUMBER: builtins.int
+    WAITING_FIELD_NUMBER: builtins.int
+    TASK_FAILED_FIELD_NUMBER: builtins.int
     @property
     def hello(self) -> global___Hello:
         """First and once."""
@@ -522,7 +667,15 @@ class StreamExperiencesResponse(google.protobuf.message.Message):
 
     @property
     def finished(self) -> global___Finished:
-        """Last."""
+        """When no task is left."""
+
+    @property
+    def waiting(self) -> global___Waiting:
+        """At a boundary of style `fixed`."""
+
+    @property
+    def task_failed(self) -> global___TaskFailed:
+        """At any time; repeated in each stream until it is answered."""
 
     def __init__(
         self,
@@ -531,10 +684,12 @@ class StreamExperiencesResponse(google.protobuf.message.Message):
         batch: protos.tandem.v1.experience_pb2.ExperienceBatch | None = ...,
         metrics: global___ExplorerMetrics | None = ...,
         finished: global___Finished | None = ...,
+        waiting: global___Waiting | None = ...,
+        task_failed: global___TaskFailed | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["batch", b"batch", "finished", b"finished", "hello", b"hello", "message", b"message", "metrics", b"metrics"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["batch", b"batch", "finished", b"finished", "hello", b"hello", "message", b"message", "metrics", b"metrics"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["hello", "batch", "metrics", "finished"] | None: ...
+    def HasField(self, field_name: typing.Literal["batch", b"batch", "finished", b"finished", "hello", b"hello", "message", b"message", "metrics", b"metrics", "task_failed", b"task_failed", "waiting", b"waiting"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["batch", b"batch", "finished", b"finished", "hello", b"hello", "message", b"message", "metrics", b"metrics", "task_failed", b"task_failed", "waiting", b"waiting"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["hello", "batch", "metrics", "finished", "waiting", "task_failed"] | None: ...
 
 global___StreamExperiencesResponse = StreamExperiencesResponse
 

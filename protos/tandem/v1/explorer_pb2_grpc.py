@@ -86,9 +86,9 @@ class ExplorerServiceServicer(object):
     def StreamExperiences(self, request_iterator, context):
         """Experiences to the trainer, credits and acknowledgements back.
 
-        Order of messages. Trainer: `open` first, once; then `credit`, `ack`, `resend` at any time. Explorer: `hello`
-        first, once; then `batch` in order of sequence numbers from open.received_through + 1, and `metrics` at any time;
-        `finished` last, when the taskset has ended and every batch was sent. One trainer at a time: an `open` with an equal or
+        Order of messages. Trainer: `open` first, once; then the others at any time. Explorer: `hello` first, once; then `batch`
+        in order of sequence numbers from open.received_through + 1, `waiting` and `finished` behind every batch that was made
+        before, and the others at any time. One trainer at a time: an `open` with an equal or
         higher run epoch takes the place of the stream before it (the same trainer after a cut, or its successor), which ends
         with FAILED_PRECONDITION; one with a lower epoch is itself refused so. `open.peek` reads along without any effect: the
         explorer answers with `hello` and, once the requests have ended, the oldest batches that are spooled, as far as

@@ -33,9 +33,9 @@ class ExplorerServiceStub:
     ]
     """Experiences to the trainer, credits and acknowledgements back.
 
-    Order of messages. Trainer: `open` first, once; then `credit`, `ack`, `resend` at any time. Explorer: `hello`
-    first, once; then `batch` in order of sequence numbers from open.received_through + 1, and `metrics` at any time;
-    `finished` last, when the taskset has ended and every batch was sent. One trainer at a time: an `open` with an equal or
+    Order of messages. Trainer: `open` first, once; then the others at any time. Explorer: `hello` first, once; then `batch`
+    in order of sequence numbers from open.received_through + 1, `waiting` and `finished` behind every batch that was made
+    before, and the others at any time. One trainer at a time: an `open` with an equal or
     higher run epoch takes the place of the stream before it (the same trainer after a cut, or its successor), which ends
     with FAILED_PRECONDITION; one with a lower epoch is itself refused so. `open.peek` reads along without any effect: the
     explorer answers with `hello` and, once the requests have ended, the oldest batches that are spooled, as far as
@@ -94,9 +94,9 @@ class ExplorerServiceAsyncStub:
     ]
     """Experiences to the trainer, credits and acknowledgements back.
 
-    Order of messages. Trainer: `open` first, once; then `credit`, `ack`, `resend` at any time. Explorer: `hello`
-    first, once; then `batch` in order of sequence numbers from open.received_through + 1, and `metrics` at any time;
-    `finished` last, when the taskset has ended and every batch was sent. One trainer at a time: an `open` with an equal or
+    Order of messages. Trainer: `open` first, once; then the others at any time. Explorer: `hello` first, once; then `batch`
+    in order of sequence numbers from open.received_through + 1, `waiting` and `finished` behind every batch that was made
+    before, and the others at any time. One trainer at a time: an `open` with an equal or
     higher run epoch takes the place of the stream before it (the same trainer after a cut, or its successor), which ends
     with FAILED_PRECONDITION; one with a lower epoch is itself refused so. `open.peek` reads along without any effect: the
     explorer answers with `hello` and, once the requests have ended, the oldest batches that are spooled, as far as
@@ -159,9 +159,9 @@ class ExplorerServiceServicer(metaclass=abc.ABCMeta):
     ) -> typing.Union[collections.abc.Iterator[protos.tandem.v1.explorer_pb2.StreamExperiencesResponse], collections.abc.AsyncIterator[protos.tandem.v1.explorer_pb2.StreamExperiencesResponse]]:
         """Experiences to the trainer, credits and acknowledgements back.
 
-        Order of messages. Trainer: `open` first, once; then `credit`, `ack`, `resend` at any time. Explorer: `hello`
-        first, once; then `batch` in order of sequence numbers from open.received_through + 1, and `metrics` at any time;
-        `finished` last, when the taskset has ended and every batch was sent. One trainer at a time: an `open` with an equal or
+        Order of messages. Trainer: `open` first, once; then the others at any time. Explorer: `hello` first, once; then `batch`
+        in order of sequence numbers from open.received_through + 1, `waiting` and `finished` behind every batch that was made
+        before, and the others at any time. One trainer at a time: an `open` with an equal or
         higher run epoch takes the place of the stream before it (the same trainer after a cut, or its successor), which ends
         with FAILED_PRECONDITION; one with a lower epoch is itself refused so. `open.peek` reads along without any effect: the
         explorer answers with `hello` and, once the requests have ended, the oldest batches that are spooled, as far as

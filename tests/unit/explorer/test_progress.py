@@ -11,21 +11,19 @@ from common.sync.explorer_machine import ExplorerSyncState, Phase
 from explorer_service.progress import GroupPlan, Progress, restore
 
 
-def test_groups_take_tasks_in_order_and_one_that_fails_takes_the_next() -> None:
+def test_a_group_whose_task_fails_is_planned_anew_with_another() -> None:
     progress = Progress()
-    first, second = progress.plan(0, 1), progress.plan(1, 1)
-    assert (first, second) == (GroupPlan(0, 1, 0), GroupPlan(1, 1, 1))
-    assert progress.replan(first) == GroupPlan(0, 1, 2)
-    assert progress.in_flight == {0: GroupPlan(0, 1, 2), 1: GroupPlan(1, 1, 1)}
+    assert (progress.plan(0, 1, 40), progress.plan(1, 1, 7)) == (GroupPlan(0, 1, 40), GroupPlan(1, 1, 7))
+    assert progress.plan(0, 1, 8) == GroupPlan(0, 1, 8)
+    assert progress.in_flight == {0: GroupPlan(0, 1, 8), 1: GroupPlan(1, 1, 7)}
     progress.done(1)
     assert list(progress.in_flight) == [0]
-    assert progress.next_position == 3
 
 
 def test_a_restart_makes_what_was_in_flight_again_with_the_same_tasks_and_waits_for_credit() -> None:
     progress = Progress()
     for ordinal in range(5):
-        progress.plan(ordinal, 1 + ordinal // 3)
+        progress.plan(ordinal, 1 + ordinal // 3, 10 * ordinal)
     progress.done(1)
     sync = ExplorerSyncState(
         phase=Phase.DRAINING,
@@ -38,15 +36,14 @@ def test_a_restart_makes_what_was_in_flight_again_with_the_same_tasks_and_waits_
         in_flight=MappingProxyType({1: 2, 2: 2}),
     )
     again, restored = restore(json.loads(json.dumps(progress.state(sync))))
-    assert again.in_flight == {ordinal: GroupPlan(ordinal, 1 + ordinal // 3, ordinal) for ordinal in (0, 2, 3, 4)}
-    assert again.next_position == 5
+    assert again.in_flight == {ordinal: GroupPlan(ordinal, 1 + ordinal // 3, 10 * ordinal) for ordinal in (0, 2, 3, 4)}
     # No weights are live and no credit holds; everything else is as it was.
     assert restored == replace(sync, version=(0, 0), credit_limit=5)
 
 
 def test_an_empty_state_is_the_start() -> None:
     progress, sync = restore({})
-    assert (progress.next_position, progress.in_flight, sync) == (0, {}, ExplorerSyncState())
+    assert (progress.in_flight, sync) == ({}, ExplorerSyncState())
 
 
 @pytest.mark.parametrize("changes", [{"started": None}, {"in_flight": [[1]]}, {"phase": "dancing"}])

@@ -16,6 +16,7 @@ from common.sync.events import (
     ExplorerLeft,
     RunEnding,
     SyncRequested,
+    TasksCounted,
     TrainStepDone,
     TrainStepStarted,
     WeightsDelivered,
@@ -51,8 +52,11 @@ class Link:
         self.credit = 0
         self.deliveries: list[Publication] = []
 
-    def grant(self, limit: int, min_step: int) -> None:
-        self.credit = limit
+    def grant(self, count: int, min_step: int) -> None:
+        self.credit += count
+
+    def repeat_window(self, step: int) -> None:
+        raise AssertionError(f"nothing is lost here, and version {step} is to be repeated")
 
     def deliver(self, publication: Publication) -> None:
         self.deliveries.append(publication)
@@ -74,6 +78,7 @@ class Driven:
             Changes(),
             step=0,
             timeout=timeout,
+            min_explorers=1,
             interrupted=lambda: self.stopping,
         )
         self.link = Link()
@@ -81,6 +86,7 @@ class Driven:
 
     def join(self) -> None:
         self.driver.feed(ExplorerJoined("e", applied=None, started=0, received=0, gone=0))
+        self.driver.feed(TasksCounted(None))
 
     async def train(self) -> None:
         """One step; the weights change in the worker, as they do for real."""
