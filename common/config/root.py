@@ -43,7 +43,7 @@ class LimitsConfig(Section):
     weights_bytes: int = Field(64 << 30, ge=1, description="Bytes of one version.")
     batch_experiences: int = Field(8192, ge=1, description="Experiences of one batch.")
     experience_tokens: int = Field(1 << 20, ge=2, description="Tokens of one experience.")
-    streams: int = Field(64, ge=1, description="Calls served at once.")
+    streams: int = Field(64, ge=1, description="Calls served at once, to each role.")
 
 
 class MonitorConfig(Section):

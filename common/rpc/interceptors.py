@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ import grpc
 import structlog
 from google.protobuf.message import DecodeError
 
+from common.config.security import Role
 from common.errors import (
     LimitExceeded,
     MalformedData,
@@ -22,7 +24,7 @@ from common.errors import (
     Unauthenticated,
     WaitTimedOut,
 )
-from common.rpc.authorization import HEALTH, Gatekeeper
+from common.rpc.authorization import HEALTH, Gatekeeper, calling_role
 from common.rpc.errors import shortened, status_details
 from common.rpc.peers import plain
 
@@ -50,14 +52,14 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         # gRPC's own bound on concurrent calls could be bypassed (grpc #41531).
         self._max_calls = max_calls
         self._gate = gate
-        self._open_calls = 0
+        self._open_calls: Counter[Role | None] = Counter()
         self._logged: dict[str, float] = {}
         self._not_logged: dict[str, int] = {}
 
     @property
     def open_calls(self) -> int:
         """Calls in progress, health checks aside."""
-        return self._open_calls
+        return self._open_calls.total()
 
     async def intercept_service(
         self,
@@ -82,14 +84,14 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
     def _unary(self, handler: Handler, name: str) -> Any:
         async def call(requests: AsyncIterator[Any], context: Context) -> Any:
             try:
-                self._admit(name, context)
+                role = self._admit(name, context)
                 try:
                     if handler.request_streaming:
                         return await handler.stream_unary(requests, context)
                     result = handler.unary_unary(await _only(requests), context)
                     return await result if asyncio.iscoroutine(result) else result
                 finally:
-                    self._open_calls -= 1
+                    self._open_calls[role] -= 1
             except Exception as error:  # noqa: BLE001 - mapped, logged and sent to the peer
                 await self._abort(error, context, name)
 
@@ -100,7 +102,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         # method's generator is closed at once; gRPC leaves a generator of ours to the garbage collector.
         async def call(requests: AsyncIterator[Any], context: Context) -> None:
             try:
-                self._admit(name, context)
+                role = self._admit(name, context)
                 try:
                     if handler.request_streaming:
                         responses = handler.stream_stream(requests, context)
@@ -112,18 +114,21 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                     finally:
                         await responses.aclose()
                 finally:
-                    self._open_calls -= 1
+                    self._open_calls[role] -= 1
             except Exception as error:  # noqa: BLE001 - mapped, logged and sent to the peer
                 await self._abort(error, context, name)
 
         return call
 
-    def _admit(self, name: str, context: Context) -> None:
+    def _admit(self, name: str, context: Context) -> Role | None:
         if self._gate is not None:
             self._gate.admit(name, context)
-        if self._open_calls >= self._max_calls:
+        # Each role has a bound of its own: what one holds open keeps no other out.
+        role = calling_role()
+        if self._open_calls[role] >= self._max_calls:
             raise LimitExceeded(f"{self._max_calls} calls are open, limits.streams allows no more", method=name)
-        self._open_calls += 1
+        self._open_calls[role] += 1
+        return role
 
     async def _abort(self, error: Exception, context: Context, method: str) -> None:
         if isinstance(error, grpc.aio.BaseError) and not isinstance(error, grpc.aio.UsageError):

@@ -15,7 +15,13 @@ PING_FLOOR_MS = 5_000
 HANDSHAKE_TIMEOUT_MS = 10_000
 """A connection that never finishes its handshake is closed."""
 MAX_INCOMING_CONNECTIONS = 512
-"""Connections that one server accepts at once."""
+"""Connections that one server accepts at once: half of the 1024 files that a process may commonly open."""
+CONNECTION_IDLE_MS = 60_000
+"""A connection without a call is closed; the peers' channels open another with their next call."""
+CHANNEL_IDLE_MS = 30_000
+"""A channel without a call closes its connection before the server does, which would be a line in its log."""
+STREAMS_A_CONNECTION = 4
+"""Times `limits.streams` that one connection may open at once: enough for a peer to be told that it is too many."""
 
 
 def shared_options(limits: LimitsConfig) -> Options:
@@ -39,6 +45,8 @@ def server_options(limits: LimitsConfig) -> Options:
         ("grpc.so_reuseport", 0),
         ("grpc.server_handshake_timeout_ms", HANDSHAKE_TIMEOUT_MS),
         ("grpc.max_allowed_incoming_connections", MAX_INCOMING_CONNECTIONS),
+        ("grpc.max_connection_idle_ms", CONNECTION_IDLE_MS),
+        ("grpc.max_concurrent_streams", STREAMS_A_CONNECTION * limits.streams),
     ]
 
 
@@ -52,5 +60,6 @@ def channel_options(limits: LimitsConfig) -> Options:
         ("grpc.max_reconnect_backoff_ms", 2_000),
         # Each channel has connections of its own, so that closing it closes them.
         ("grpc.use_local_subchannel_pool", 1),
+        ("grpc.client_idle_timeout_ms", CHANNEL_IDLE_MS),
         ("grpc.enable_retries", 0),
     ]

@@ -15,7 +15,9 @@ import grpc
 import yaml
 
 from common.config.root import LimitsConfig
+from common.config.security import Role, SecurityConfig
 from common.rpc.channel import open_channel
+from common.rpc.credentials import Caller
 from common.rpc.stubs import explorer_stub, trainer_stub
 from protos.tandem.v1 import explorer_pb2, trainer_pb2
 
@@ -33,7 +35,8 @@ class Service:
     def __init__(self, side: Side, config: Path, settings: Mapping[str, Any], log: Path, *arguments: str) -> None:
         self.side = side
         self.log = log
-        self._address = settings[side]["address"]
+        self.address = settings[side]["address"]
+        self._caller = Caller(SecurityConfig.model_validate(settings.get("security", {})), Role.OPERATOR, Role(side))
         environment = {**os.environ, "OMP_WAIT_POLICY": "passive", "PYTHONPATH": str(REPOSITORY)}
         with log.open("wb") as stderr:
             self.process = subprocess.Popen(
@@ -62,7 +65,7 @@ class Service:
 
     async def status(self) -> Any:
         """GetStatus; None while it cannot be reached."""
-        async with open_channel(self._address, LimitsConfig()) as channel:
+        async with open_channel(self.address, LimitsConfig(), self._caller) as channel:
             try:
                 if self.side == "trainer":
                     request = trainer_pb2.TrainerServiceGetStatusRequest()
