@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import time
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
@@ -23,7 +24,7 @@ from common.status import StatusBoard
 from common.sync.events import ExplorerFinished, GroupsReceived, TrainerEvent
 from common.wire.experiences import batch_to_wire
 from common.wire.revision import PROTOCOL_REVISION
-from explorer_service.experience_stream import ExperienceStream
+from explorer_service.experience_stream import ExperienceStream, Words
 from explorer_service.server import SERVICE, ExplorerServicer, Parts, add_explorer_servicer
 from explorer_service.spool import Spool
 from explorer_service.spool_thread import SpoolThread
@@ -48,7 +49,7 @@ def fill(spool: Spool, batches: int, size: Size) -> float:
     for batch in range(batches):
         first = batch % PATTERN_BATCHES * GROUPS_A_BATCH
         groups = [
-            ExperienceGroup(group.task_id, batch * GROUPS_A_BATCH + place, 1, 1, group.experiences, group.metrics)
+            replace(group, ordinal=batch * GROUPS_A_BATCH + place, task=batch * GROUPS_A_BATCH + place)
             for place, group in enumerate(made[first : first + GROUPS_A_BATCH])
         ]
 
@@ -76,7 +77,8 @@ async def explore(folder: Path, batches: int, size: Size) -> None:
             protocol_revision=PROTOCOL_REVISION,
         )
 
-    stream = ExperienceStream(config, spool, status, Changes(), TaskShare(), lambda _: None, hello, lambda: None)
+    words = Words(hello, stands=lambda: None, oldest_in_flight=lambda: None)
+    stream = ExperienceStream(config, spool, status, Changes(), TaskShare(), lambda _: None, words)
     stream.finish(batches * GROUPS_A_BATCH)
     servicer = ExplorerServicer(config=config, status=status, monitor=Monitor([]), stop=cast("Any", None))
     nothing = cast("Any", None)  # of the servicer's parts the stream alone is called
@@ -107,6 +109,9 @@ class Sampling:
         if isinstance(event, GroupsReceived | ExplorerFinished):
             self._finished = self._finished or isinstance(event, ExplorerFinished)
             self._changes.notify()
+
+    def tasks_changed(self) -> None:
+        """Nobody is dealt any."""
 
     def explorer_metrics(self, explorer_id: str, values: dict[str, float]) -> None:
         """None are sent."""

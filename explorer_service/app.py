@@ -30,7 +30,7 @@ from common.wire.versions import version_to_proto
 from explorer_service.engine.base import RolloutEngine
 from explorer_service.engine.registry import make_engine
 from explorer_service.evaluation import Evaluator
-from explorer_service.experience_stream import ExperienceStream
+from explorer_service.experience_stream import ExperienceStream, Words
 from explorer_service.explore_metrics import ExploreMetrics
 from explorer_service.explorer import Explorer
 from explorer_service.group_runner import GroupRunner
@@ -120,8 +120,7 @@ class ExplorerStage:
             self._changes,
             share,
             self._feed,
-            lambda: self._hello(engine, fingerprint, order, order_hash),
-            self._stands,
+            Words(lambda: self._hello(engine, fingerprint, order, order_hash), self._stands, self._oldest_in_flight),
         )
         if config.explorer.trainer is not None:
             self._client = TrainerClient(config, config.explorer.trainer, self._status, self._changes)
@@ -187,6 +186,9 @@ class ExplorerStage:
     def _stands(self) -> ReportWaiting | None:
         state = self._parts.explorer.state
         return explorer_machine.report_of_waiting(state) if explorer_machine.stands(state) else None
+
+    def _oldest_in_flight(self) -> int | None:
+        return self._parts.explorer.oldest_in_flight()
 
     async def _hello(
         self, engine: RolloutEngine, tokenizer_fingerprint: str, order: TaskOrder, order_hash: str

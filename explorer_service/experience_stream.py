@@ -10,6 +10,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 
 import structlog
 
@@ -51,11 +52,25 @@ class _Session:
         self.finished_sent: explorer_pb2.Finished | None = None
         self.waiting: deque[explorer_pb2.Waiting] = deque()
         """What is to be said of a boundary, behind every batch."""
+        self.oldest_told: int | None = None
+        """What was said last of the oldest version in flight; nothing at first, which says None."""
         self.asked: set[int] = set()
         """Failed tasks in whose place another was asked for."""
         self.reading = True
         self.failure: Exception | None = None
         """What ended the reading."""
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """Where the stream gets what it says of the explorer."""
+
+    hello: Callable[[], Awaitable[explorer_pb2.Hello]]
+    """Who and where it is."""
+    stands: Callable[[], ReportWaiting | None]
+    """What it waits for at a boundary of style `fixed`, if it does."""
+    oldest_in_flight: Callable[[], int | None]
+    """Step of the oldest version that a group in flight was begun on; None: do not wait for it."""
 
 
 class ExperienceStream:
@@ -69,18 +84,16 @@ class ExperienceStream:
         changes: Changes,
         share: TaskShare,
         feed: Callable[[ExplorerEvent], None],
-        hello: Callable[[], Awaitable[explorer_pb2.Hello]],
-        stands: Callable[[], ReportWaiting | None],
+        words: Words,
     ) -> None:
-        """`feed` takes events to the sync machine; `hello` says who and where the explorer is, `stands` what it waits for."""
+        """`feed` takes events to the sync machine."""
         self._config = config
         self._spool = spool
         self._status = status
         self._changes = changes
         self._share = share
         self._feed = feed
-        self._hello = hello
-        self._stands = stands
+        self._words = words
         self._session: _Session | None = None
         self._metrics: deque[explorer_pb2.ExplorerMetrics] = deque(maxlen=METRICS_KEPT)
         self._finished: explorer_pb2.Finished | None = None
@@ -139,8 +152,8 @@ class ExperienceStream:
         # No group of tasks around a `yield`: its cancellation would hit whoever runs this generator (PEP 789).
         reader = asyncio.create_task(self._read(requests, session))
         try:
-            yield explorer_pb2.StreamExperiencesResponse(hello=await self._hello())
-            report = self._stands()
+            yield explorer_pb2.StreamExperiencesResponse(hello=await self._words.hello())
+            report = self._words.stands()
             if report is not None:
                 self.report_waiting(report, ())
             async with aclosing(self._send(session)) as outgoing:
@@ -245,18 +258,28 @@ class ExperienceStream:
                         break  # a resend goes back behind what was read
                     before = session.cursor = sequence
                     yield wrap_batch(data)
-            elif self._metrics:
-                yield explorer_pb2.StreamExperiencesResponse(metrics=self._metrics.popleft())
-            elif session.waiting:
-                yield explorer_pb2.StreamExperiencesResponse(waiting=session.waiting.popleft())
-            elif unasked := self._unasked(session):
-                session.asked.add(unasked[0])
-                yield explorer_pb2.StreamExperiencesResponse(task_failed=explorer_pb2.TaskFailed(task=unasked[0]))
-            elif self._finished is not None and session.finished_sent is not self._finished:
-                session.finished_sent = self._finished
-                yield explorer_pb2.StreamExperiencesResponse(finished=self._finished)
+            elif (word := self._next_word(session)) is not None:
+                yield word
             if not session.reading and session.failure is None:
                 return
+
+    def _next_word(self, session: _Session) -> explorer_pb2.StreamExperiencesResponse | None:
+        """What is to be said behind the batches: how things stand first, that nothing more comes last."""
+        oldest = self._words.oldest_in_flight()
+        if oldest != session.oldest_told:
+            session.oldest_told = oldest
+            return explorer_pb2.StreamExperiencesResponse(in_flight=explorer_pb2.InFlight(oldest_policy_step=oldest))
+        if self._metrics:
+            return explorer_pb2.StreamExperiencesResponse(metrics=self._metrics.popleft())
+        if session.waiting:
+            return explorer_pb2.StreamExperiencesResponse(waiting=session.waiting.popleft())
+        if unasked := self._unasked(session):
+            session.asked.add(unasked[0])
+            return explorer_pb2.StreamExperiencesResponse(task_failed=explorer_pb2.TaskFailed(task=unasked[0]))
+        if self._finished is not None and session.finished_sent is not self._finished:
+            session.finished_sent = self._finished
+            return explorer_pb2.StreamExperiencesResponse(finished=self._finished)
+        return None
 
     def _check_goes_on(self, session: _Session) -> None:
         if session.displaced:
@@ -272,6 +295,7 @@ class ExperienceStream:
             or session.failure is not None
             or not session.reading
             or session.cursor < self._spool.counters.last_sequence
+            or self._words.oldest_in_flight() != session.oldest_told
             or bool(self._metrics)
             or bool(session.waiting)
             or bool(self._unasked(session))
@@ -285,7 +309,7 @@ class ExperienceStream:
         """Hello, and the oldest spooled batches: whole ones, until they hold the groups of the credit. Changes nothing."""
         if opening.run_name:
             self._check_run(opening.run_name)
-        yield explorer_pb2.StreamExperiencesResponse(hello=await self._hello())
+        yield explorer_pb2.StreamExperiencesResponse(hello=await self._words.hello())
         wanted = 0
         async with self._status.waiting("the end of a peek's requests", PEEK_SECONDS):
             async for request in requests:

@@ -98,6 +98,8 @@ class Explorer:
         self._events: deque[ExplorerEvent] = deque()
         self._finished_groups: deque[ExperienceGroup] = deque()
         self._spooling: list[ExperienceGroup] = []
+        self._begun: dict[int, int] = {}
+        self._spool_is_full = False
         self._failed_in_a_row = 0
         self._interrupted = list(progress.in_flight.values())
         self._tasks: asyncio.TaskGroup | None = None
@@ -147,6 +149,15 @@ class Explorer:
         plans = self._progress.in_flight.values()
         return [plan.position for plan in plans] + [group.task for group in self._spooling]
 
+    def oldest_in_flight(self) -> int | None:
+        """Step of the oldest version that a group in flight was begun on, else of the live one.
+
+        None when the trainer must not wait for it: before the first version, and while the spool is full.
+        """
+        if self.state.version == (0, 0) or self._spool_is_full:
+            return None
+        return min(self._begun.values(), default=self.state.version[1])
+
     async def drain(self, timeout: float) -> int:
         """Starts nothing more; returns the newest sequence number when everything in flight is spooled.
 
@@ -186,6 +197,7 @@ class Explorer:
     async def _make_group(self, plan: GroupPlan) -> None:
         """Makes one group; in place of a task that fails, another one is done."""
         while True:
+            self._begun[plan.ordinal] = self.state.version[1]
             task = self._taskset.task(self._order.position(plan.position))
             try:
                 group = await self._runner.run(
@@ -198,6 +210,7 @@ class Explorer:
                 position = await self._replacement(plan.position)
                 if position is None:
                     self._progress.done(plan.ordinal)
+                    del self._begun[plan.ordinal]
                     self.feed(GroupFinished(plan.explore_step))
                     return
                 plan = self._progress.plan(plan.ordinal, plan.explore_step, position)
@@ -230,10 +243,13 @@ class Explorer:
         counters = self._spool.counters
         if counters.pending_bytes >= limit:
             waiting_for = f"acknowledgements: the spool holds {counters.pending_bytes} of {limit} bytes"
+            self._spool_is_full = True
+            self._changes.notify()
             async with self._status.waiting(waiting_for, None):
                 await self._changes.until(
                     lambda: counters.pending_bytes < limit or self.state.draining_for_good  # these are the last
                 )
+            self._spool_is_full = False
 
     async def _spool_finished(self) -> None:
         """Commits finished groups as one batch, together with the progress that they make."""
@@ -253,6 +269,7 @@ class Explorer:
         await self._spool.call(spool.append, make_batch, len(groups), state, newest, tasks)
         self._spooling = []
         for group in groups:
+            del self._begun[group.ordinal]
             self._metrics.count_group(group)
             self.feed(GroupFinished(group.explore_step))
 

@@ -43,6 +43,7 @@ from common.sync.events import (
     ExplorerWaits,
     GroupsDropped,
     GroupsReceived,
+    OldestInFlight,
     WeightsDelivered,
 )
 from common.sync.trainer_machine import ExplorerView
@@ -261,6 +262,10 @@ class ExplorerLink:
                     self._sync.feed(ExplorerFinished(self.explorer_id, response.finished.groups))
                 case "waiting":
                     self._take_back(response.waiting)
+                case "in_flight":
+                    word = response.in_flight
+                    oldest = word.oldest_policy_step if word.HasField("oldest_policy_step") else None
+                    self._sync.feed(OldestInFlight(self.explorer_id, oldest))
                 case "task_failed":
                     self._replace_task(response.task_failed.task)
                 case other:

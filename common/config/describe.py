@@ -22,6 +22,7 @@ def plain_policy(config: TandemConfig) -> SyncPolicy:
             max_staleness=config.sync.max_staleness,
             max_inflight_batches=config.sync.max_inflight_batches,
             max_queued_groups=config.buffer.max_groups,
+            waits_for_slow=config.sync.wait_for_slow,
         )
     except ImpossiblePolicy as error:
         raise ConfigError(f"{_stage(config)}sync: {error}") from error

@@ -24,6 +24,10 @@ class SyncConfig(Section):
         ge=0,
         description="Steps; what is older when its turn comes is dropped and counted, after credits have paced the explorers.",
     )
+    wait_for_slow: bool = Field(
+        True,
+        description="With `max_staleness`: a step waits for rollouts that would be too stale after it, so that slow, long ones are trained as often as others. False: they are dropped.",
+    )
     max_inflight_batches: int = Field(2, ge=1, description="fully_async: explore steps in flight at once.")
     timeout: float = Field(600.0, gt=0, description="Seconds that a wait for the other side's part of a sync may last.")
     chunk_bytes: int = Field(2 << 20, ge=4096, le=16 << 20, description="Bytes of weights a message.")

@@ -59,6 +59,15 @@ class ExplorerWaits:
 
 
 @dataclass(frozen=True, slots=True)
+class OldestInFlight:
+    """What it has in flight was begun on this version or later ones, and so will be what it begins from here on."""
+
+    explorer: str
+    step: int | None
+    """None: what it has in flight cannot come before something else happens; it is not to be waited for."""
+
+
+@dataclass(frozen=True, slots=True)
 class TasksCounted:
     """So many tasks can be given out from here on; each grant of a group takes one."""
 
@@ -120,6 +129,7 @@ TrainerEvent = (
     | ExplorerGivenUp
     | ExplorerFinished
     | ExplorerWaits
+    | OldestInFlight
     | TasksCounted
     | GroupsReceived
     | GroupsDropped

@@ -31,6 +31,8 @@ class Kind(StrEnum):
     """An explorer swaps a version in."""
     OUTCOME = "outcome"
     """The word that a version is live is on its way to the trainer."""
+    OLDEST = "oldest"
+    """The word of the oldest version in flight is on its way to the trainer."""
     ASK = "ask"
     """A RequestSync is on its way to the trainer."""
     ANSWER = "answer"
@@ -85,7 +87,7 @@ class Happening:
         match self.kind:
             case Kind.ROLLOUT:
                 return (self.kind, self.explorer, self.incarnation, self.group and self.group.ordinal)
-            case Kind.GROUP | Kind.FINISHED | Kind.WAITS:
+            case Kind.GROUP | Kind.FINISHED | Kind.WAITS | Kind.OLDEST:
                 return ("stream", self.explorer)
             case Kind.CREDIT | Kind.REPEAT | Kind.TASKS_ENDED:
                 return ("orders", self.explorer)

@@ -45,6 +45,7 @@ from common.sync.events import (
     GroupsDropped,
     GroupsReceived,
     NothingNewer,
+    OldestInFlight,
     RunEnding,
     SyncRequested,
     TasksCounted,
@@ -121,6 +122,8 @@ class Pair:
         self._count_tasks()
         for group in explorer.spool[account.received :]:
             self._send(Kind.GROUP, index, group)
+        explorer.told = None
+        self._tell_oldest(index)
         if explorer_machine.stands(explorer.state):
             self._report(index, explorer_machine.report_of_waiting(explorer.state))
         if explorer.state.finished:
@@ -162,6 +165,7 @@ class Pair:
         explorer.life += 1
         explorer.running = dict(stored.running)
         explorer.tasks = dict(stored.tasks)
+        explorer.begun = {}
         explorer.asked = None
         explorer.finishes = 0
         explorer.state = ExplorerSyncState(
@@ -204,6 +208,8 @@ class Pair:
     def can_train(self) -> bool:
         """Whether a step may start now."""
         if self.is_over() or not trainer_machine.may_train(self.trainer, self.policy):
+            return False
+        if trainer_machine.too_slow_for(self.trainer, self.policy, self.trainer.step + 1):
             return False
         return len(self.queue) >= self.policy.groups_per_train_step or (self._nothing_comes() and bool(self.queue))
 
@@ -274,6 +280,14 @@ class Pair:
         explorer.state, actions = explorer_machine.step(explorer.state, event, self.policy)
         for action in actions:
             self._start_for_explorer(index, action)
+        self._tell_oldest(index)
+
+    def _tell_oldest(self, index: int) -> None:
+        explorer = self.explorers[index]
+        oldest = min(explorer.begun.values(), default=explorer.state.version[1])
+        if explorer.connected and oldest != explorer.told and explorer.state.version > (0, 0):
+            explorer.told = oldest
+            self._send(Kind.OLDEST, index, version=(0, oldest))
 
     def _start_for_trainer(self, action: TrainerAction) -> None:
         match action:
@@ -332,6 +346,9 @@ class Pair:
         self._send(Kind.WAITS, index, version=(report.epoch, report.step), limit=report.started, tasks=returned)
 
     def _waits(self, explorer: Explorer, word: Happening) -> None:
+        if word.kind is Kind.OLDEST:
+            self.feed_trainer(OldestInFlight(explorer.name, word.version[1]))
+            return
         if word.version[0] != self.epoch:
             return
         self.pool.take_back(explorer.name, word.tasks)
@@ -349,12 +366,13 @@ class Pair:
 
     def _roll_out(self, index: int, ordinal: int, version: Version) -> None:
         explorer = self.explorers[index]
+        explorer.begun[ordinal] = version[1]
         group = Group(index, ordinal, explorer.running[ordinal], version, version, explorer.tasks[ordinal])
         self._post(Happening(Kind.ROLLOUT, index, explorer.life, group=group))
 
     def _spool(self, index: int, group: Group) -> None:
         explorer = self.explorers[index]
-        del explorer.running[group.ordinal], explorer.tasks[group.ordinal]
+        del explorer.running[group.ordinal], explorer.tasks[group.ordinal], explorer.begun[group.ordinal]
         spooled = replace(group, newest=explorer.state.version, place=len(explorer.spool))
         explorer.spool.append(spooled)
         self._store(explorer)
@@ -413,7 +431,7 @@ class Pair:
                 self._receive(index, happening.group)
             case Kind.FINISHED:
                 self.feed_trainer(ExplorerFinished(explorer.name, happening.limit))
-            case Kind.WAITS:
+            case Kind.WAITS | Kind.OLDEST:
                 self._waits(explorer, happening)
             case Kind.REPEAT | Kind.TASKS_ENDED | Kind.CREDIT:
                 self._told(explorer, happening)

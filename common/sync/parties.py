@@ -57,6 +57,10 @@ class Explorer:
         """Explore step by ordinal of the groups in flight."""
         self.tasks: dict[int, int] = {}
         """Task by ordinal of the groups in flight."""
+        self.begun: dict[int, int] = {}
+        """Step of the version that each group in flight was begun on, by ordinal."""
+        self.told: int | None = None
+        """What it said last in this stream of the oldest of them."""
         self.given: deque[int] = deque()
         """Tasks that credit came with, of groups that are not begun."""
         self.asked: Version | None = None

@@ -47,6 +47,8 @@ class SyncPolicy:
     """fully_async: explore steps in flight."""
     max_queued_groups: int = 1024
     """Groups received and not trained."""
+    waits_for_slow: bool = True
+    """A step waits for groups in flight that would be too stale for the step after it. False: they are dropped later."""
     repeats_windows: bool = True
     """fixed: who stands at its boundary makes another window on the same version when the trainer lacks groups, as it does
     when an explorer is gone. False: to see whether a schedule gets along without that."""

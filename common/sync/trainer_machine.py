@@ -19,6 +19,9 @@ Rules (DESIGN section 5), checked after every event:
   flight. Under `fixed` it is what its window needs, from boundary to boundary, and not a group more: it would be kept
   through the wait for a version that needs the others' groups. For the same reason `fixed` leaves staleness to the
   windows: what they make too much is dropped.
+* No batch is taken for step s while a group is in flight that was begun on a version below s - max_staleness: it would be
+  too stale for the step after s. So slow groups are waited for, not lost: what is trained is what was generated, long
+  or short.
 * fixed: when everybody who is not given up stands at a boundary on the published version, all that they made is here,
   and it is less than a step takes (an explorer is gone, or groups were lost), as many as are needed make another window
   on it. Who is away for a moment is waited for: its own groups are what the step lacks.
@@ -42,6 +45,7 @@ from common.sync.events import (
     ExplorerWaits,
     GroupsDropped,
     GroupsReceived,
+    OldestInFlight,
     RunEnding,
     SyncRequested,
     TasksCounted,
@@ -58,6 +62,7 @@ ExplorerEvent = (
     | ExplorerGivenUp
     | ExplorerFinished
     | ExplorerWaits
+    | OldestInFlight
     | GroupsReceived
     | GroupsDropped
     | WeightsDelivered
@@ -95,6 +100,8 @@ class ExplorerView:
     """fixed: step of the version that was applied last, of any stream; None before the first."""
     need: int = 0
     """fixed: the ordinal at which its window ends; more where that is not known for sure."""
+    oldest: int | None = None
+    """Step of the oldest version that a group in flight was begun on; None: it has not said."""
     waits: ExplorerWaits | None = None
     """fixed: what it said last when it came to a boundary."""
 
@@ -167,6 +174,18 @@ def may_train(state: TrainerSyncState, policy: SyncPolicy) -> bool:
     return not state.training and not is_due(state, policy)
 
 
+def too_slow_for(state: TrainerSyncState, policy: SyncPolicy, step: int) -> tuple[str, ...]:
+    """The explorers with groups in flight that would be too stale for the step after this one (from 1)."""
+    if policy.max_staleness is None or not policy.waits_for_slow:
+        return ()
+    oldest_usable = step - policy.max_staleness
+    return tuple(
+        name
+        for name, view in state.explorers.items()
+        if view.takes_part and view.open > 0 and view.oldest is not None and view.oldest < oldest_usable
+    )
+
+
 def behind(state: TrainerSyncState) -> tuple[str, ...]:
     """The explorers that take part and have not applied the last published version."""
     return tuple(name for name, view in state.explorers.items() if view.takes_part and view.applied != state.published)
@@ -208,17 +227,11 @@ def _take_in_of_known(
 ) -> tuple[TrainerSyncState, tuple[TrainerAction, ...]]:
     name = event.explorer
     match event:
+        case ExplorerGivenUp() | ExplorerFinished() | ExplorerWaits() | OldestInFlight():
+            return _with(state, name, _told(view, event)), ()
         case ExplorerLeft():
             # Its RequestSync is a call of its own, which a broken stream does not end.
             return _with(state, name, replace(view, connected=False, target=None)), ()
-        case ExplorerGivenUp():
-            return _with(state, name, replace(view, given_up=not view.connected)), ()
-        case ExplorerFinished(_, started):
-            return _with(state, name, replace(view, finished=started >= view.granted)), ()
-        case ExplorerWaits(_, version, started, returned):
-            # The word that the next version is applied comes by another way, and may have come first.
-            need = started if version == view.applied else view.need
-            return _with(state, name, replace(view, waits=event, need=need, granted=view.granted - returned)), ()
         case GroupsReceived():
             return _with(state, name, replace(view, received=view.received + event.count)), ()
         case GroupsDropped():
@@ -229,6 +242,22 @@ def _take_in_of_known(
             if state.step == state.published == view.applied:
                 return state, (AnswerSync(name, newer=False, step=state.step),)
             return _with(state, name, replace(view, asking=True)), ()
+
+
+def _told(
+    view: ExplorerView, event: ExplorerGivenUp | ExplorerFinished | ExplorerWaits | OldestInFlight
+) -> ExplorerView:
+    match event:
+        case ExplorerGivenUp():
+            return replace(view, given_up=not view.connected)
+        case ExplorerFinished(_, started):
+            return replace(view, finished=started >= view.granted)
+        case OldestInFlight(_, version):
+            return replace(view, oldest=version)
+        case ExplorerWaits(_, version, started, returned):
+            # The word that the next version is applied comes by another way, and may have come first.
+            need = started if version == view.applied else view.need
+            return replace(view, waits=event, need=need, granted=view.granted - returned)
 
 
 def _join(

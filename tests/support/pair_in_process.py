@@ -38,9 +38,9 @@ class InProcessPair:
         """Starts (again) the trainer's stage."""
         return self._start("trainer", run_trainer_stage, config)
 
-    def start_explorer(self, config: TandemConfig | None = None) -> asyncio.Task[StageEnd]:
+    def start_explorer(self, config: TandemConfig | None = None, name: str = "explorer") -> asyncio.Task[StageEnd]:
         """Starts (again) the explorer's stage."""
-        return self._start("explorer", run_explorer_stage, config)
+        return self._start(name, run_explorer_stage, config)
 
     async def both_end(self) -> None:
         """Returns when both have ended without an error, and raises the first error."""

@@ -24,3 +24,11 @@ async def slow_digits(task: Task, response: str) -> float:
     """Takes a while, so that something is always in flight."""
     await asyncio.sleep(0.1)
     return share_of_digits(task, response)
+
+
+@REWARDS.register("picky")
+def picky(task: Task, response: str) -> float:
+    """Fails on tasks whose prompts begin with an `s`."""
+    if str(task.prompt).startswith("s"):
+        raise ValueError("not this one")
+    return share_of_digits(task, response)

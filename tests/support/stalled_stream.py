@@ -26,7 +26,7 @@ from common.rpc.server import RpcServer
 from common.status import StatusBoard
 from common.wire.bulk import BatchView, parse_stream_response
 from common.wire.experiences import batch_from_view, batch_to_wire
-from explorer_service.experience_stream import ExperienceStream
+from explorer_service.experience_stream import ExperienceStream, Words
 from explorer_service.server import SERVICE, ExplorerServicer, Parts, add_explorer_servicer
 from explorer_service.spool_thread import SpoolThread
 from explorer_service.task_share import TaskShare
@@ -69,7 +69,8 @@ async def explore(folder: Path, batches: int) -> None:
     async def hello() -> explorer_pb2.Hello:
         return explorer_pb2.Hello(explorer_id="explorer-0", last_sequence=spool.counters.last_sequence)
 
-    stream = ExperienceStream(config(), spool, status, changes, TaskShare(), lambda _: None, hello, lambda: None)
+    words = Words(hello, stands=lambda: None, oldest_in_flight=lambda: None)
+    stream = ExperienceStream(config(), spool, status, changes, TaskShare(), lambda _: None, words)
     servicer = ExplorerServicer(config=config(), status=status, monitor=Monitor([]), stop=cast("Any", None))
     nothing = cast("Any", None)  # of the servicer's parts the stream alone is called
     servicer.parts = Parts(nothing, nothing, stream, nothing, spool)

@@ -90,7 +90,8 @@ class ExplorerSource:
         wanted = self._config.trainer.batch_size
         while True:
             self._drop_unusable(step)
-            if len(self._queue) >= wanted or self._stopping() or self._nothing_comes():
+            enough = len(self._queue) >= wanted and not self._too_slow(step)
+            if enough or self._stopping() or self._nothing_comes():
                 break
             await self._wait(step, wanted)
         if self._stopping():
@@ -124,10 +125,11 @@ class ExplorerSource:
         return len(self._queue)
 
     async def _wait(self, step: int, wanted: int) -> None:
-        have = len(self._queue)
+        have, too_slow = len(self._queue), self._too_slow(step)
 
         def something_changed() -> bool:
-            return len(self._queue) != have or self._stopping() or self._nothing_comes()
+            changed = len(self._queue) != have or self._too_slow(step) != too_slow
+            return changed or self._stopping() or self._nothing_comes()
 
         # A pause is the loop's to show: this samples ahead meanwhile.
         if self._status.state == trainer_pb2.TRAINER_STATE_PAUSED:
@@ -139,7 +141,10 @@ class ExplorerSource:
                 trainer_pb2.TRAINER_STATE_WAITING_FOR_EXPERIENCES, f"{have} of {wanted} groups for step {step} are here"
             )
         # Bounded by the fleet's watch, which ends the run when no explorer is there for `trainer.peer_timeout`.
-        async with self._status.waiting(f"{wanted} groups for step {step}, {have} are here", None):
+        waiting_for = f"{wanted} groups for step {step}, {have} are here"
+        if have >= wanted:
+            waiting_for = f"groups of {', '.join(too_slow)} that would be too stale after step {step}"
+        async with self._status.waiting(waiting_for, None):
             await self._changes.until(something_changed)
 
     def _drop_unusable(self, step: int) -> None:
@@ -154,6 +159,9 @@ class ExplorerSource:
                 step=step,
             )
             self._sync.feed(GroupsDropped(group.explorer_id, 1))
+
+    def _too_slow(self, step: int) -> tuple[str, ...]:
+        return trainer_machine.too_slow_for(self._sync.state, self._sync.policy, step)
 
     def _nothing_comes(self) -> bool:
         return trainer_machine.nothing_comes(self._sync.state)

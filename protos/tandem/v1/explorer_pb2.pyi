@@ -555,6 +555,28 @@ class Waiting(google.protobuf.message.Message):
 global___Waiting = Waiting
 
 @typing.final
+class InFlight(google.protobuf.message.Message):
+    """How far back the groups in flight reach, so that the trainer waits for slow ones before they become too stale."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    OLDEST_POLICY_STEP_FIELD_NUMBER: builtins.int
+    oldest_policy_step: builtins.int
+    """Step of the oldest version that a group in flight was begun on; of the live version when none is in flight. Unset: do not
+    wait, the groups in flight cannot come before older ones are acknowledged (the spool is full), or there is no version.
+    """
+    def __init__(
+        self,
+        *,
+        oldest_policy_step: builtins.int | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_oldest_policy_step", b"_oldest_policy_step", "oldest_policy_step", b"oldest_policy_step"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_oldest_policy_step", b"_oldest_policy_step", "oldest_policy_step", b"oldest_policy_step"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_oldest_policy_step", b"_oldest_policy_step"]) -> typing.Literal["oldest_policy_step"] | None: ...
+
+global___InFlight = InFlight
+
+@typing.final
 class TaskFailed(google.protobuf.message.Message):
     """A task could not be done: it counts as done, and another one is asked for."""
 
@@ -653,6 +675,7 @@ class StreamExperiencesResponse(google.protobuf.message.Message):
     FINISHED_FIELD_NUMBER: builtins.int
     WAITING_FIELD_NUMBER: builtins.int
     TASK_FAILED_FIELD_NUMBER: builtins.int
+    IN_FLIGHT_FIELD_NUMBER: builtins.int
     @property
     def hello(self) -> global___Hello:
         """First and once."""
@@ -677,6 +700,10 @@ class StreamExperiencesResponse(google.protobuf.message.Message):
     def task_failed(self) -> global___TaskFailed:
         """At any time; repeated in each stream until it is answered."""
 
+    @property
+    def in_flight(self) -> global___InFlight:
+        """After `hello`, and whenever it changes; behind every batch that was made before."""
+
     def __init__(
         self,
         *,
@@ -686,10 +713,11 @@ class StreamExperiencesResponse(google.protobuf.message.Message):
         finished: global___Finished | None = ...,
         waiting: global___Waiting | None = ...,
         task_failed: global___TaskFailed | None = ...,
+        in_flight: global___InFlight | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["batch", b"batch", "finished", b"finished", "hello", b"hello", "message", b"message", "metrics", b"metrics", "task_failed", b"task_failed", "waiting", b"waiting"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["batch", b"batch", "finished", b"finished", "hello", b"hello", "message", b"message", "metrics", b"metrics", "task_failed", b"task_failed", "waiting", b"waiting"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["hello", "batch", "metrics", "finished", "waiting", "task_failed"] | None: ...
+    def HasField(self, field_name: typing.Literal["batch", b"batch", "finished", b"finished", "hello", b"hello", "in_flight", b"in_flight", "message", b"message", "metrics", b"metrics", "task_failed", b"task_failed", "waiting", b"waiting"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["batch", b"batch", "finished", b"finished", "hello", b"hello", "in_flight", b"in_flight", "message", b"message", "metrics", b"metrics", "task_failed", b"task_failed", "waiting", b"waiting"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["hello", "batch", "metrics", "finished", "waiting", "task_failed", "in_flight"] | None: ...
 
 global___StreamExperiencesResponse = StreamExperiencesResponse
 
