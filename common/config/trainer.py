@@ -27,6 +27,9 @@ class TrainerConfig(DeviceConfig):
     preview: int = Field(0, ge=0, description="Experiences shown in the log a step.")
     peer_timeout: float = Field(120.0, gt=0, description="Seconds without any explorer after which the run fails.")
     min_explorers: int = Field(1, ge=1, description="With fewer explorers connected no step starts.")
+    experience_timeout: float = Field(
+        3600.0, gt=0, description="Seconds without a new group, explorers being there, after which the run has failed."
+    )
     explorer_timeout: float = Field(
         60.0,
         gt=0,

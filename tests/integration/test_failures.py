@@ -14,6 +14,7 @@ from common.errors import (
     RunMismatch,
     StorageFailed,
     TrainingDiverged,
+    WaitTimedOut,
     WorkflowFailed,
 )
 from tests.support.pair_config import pair_config
@@ -125,3 +126,15 @@ async def test_an_explorer_of_another_model_ends_the_run_with_both_fingerprints(
     assert len(set(fingerprints)) == 2
     assert isinstance(explorer, PeerFailed)
     assert all(fingerprint in str(explorer) for fingerprint in fingerprints)
+
+
+async def test_rollouts_that_never_end_end_the_run_on_both_sides_with_the_cause(tmp_path: Path) -> None:
+    config = pair_config(tmp_path, {"taskset": {"reward": "stuck"}, "trainer": {"experience_timeout": 1}})
+    async with in_process(config) as pair:
+        pair.start_trainer()
+        pair.start_explorer()
+        trainer, explorer = await pair.failure("trainer"), await pair.failure("explorer")
+    assert isinstance(trainer, WaitTimedOut)
+    assert "waited 1 seconds for 2 groups for step 1, 0 are here" in str(trainer)
+    assert isinstance(explorer, PeerFailed)
+    assert "waited 1 seconds for 2 groups for step 1" in str(explorer)

@@ -32,3 +32,10 @@ def picky(task: Task, response: str) -> float:
     if str(task.prompt).startswith("s"):
         raise ValueError("not this one")
     return share_of_digits(task, response)
+
+
+@REWARDS.register("stuck")
+async def stuck(task: Task, response: str) -> float:
+    """Never comes back."""
+    await asyncio.Event().wait()
+    return share_of_digits(task, response)

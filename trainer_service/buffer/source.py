@@ -125,14 +125,14 @@ class ExplorerSource:
         return len(self._queue)
 
     async def _wait(self, step: int, wanted: int) -> None:
-        have, too_slow = len(self._queue), self._too_slow(step)
+        have, too_slow, paused = len(self._queue), self._too_slow(step), self._is_paused()
 
         def something_changed() -> bool:
-            changed = len(self._queue) != have or self._too_slow(step) != too_slow
-            return changed or self._stopping() or self._nothing_comes()
+            seen = len(self._queue), self._too_slow(step), self._is_paused()
+            return seen != (have, too_slow, paused) or self._stopping() or self._nothing_comes()
 
         # A pause is the loop's to show: this samples ahead meanwhile.
-        if self._status.state == trainer_pb2.TRAINER_STATE_PAUSED:
+        if paused:
             pass
         elif not any(view.connected for view in self._sync.state.explorers.values()):
             self._status.enter(trainer_pb2.TRAINER_STATE_WAITING_FOR_EXPLORERS, "none is connected")
@@ -140,11 +140,11 @@ class ExplorerSource:
             self._status.enter(
                 trainer_pb2.TRAINER_STATE_WAITING_FOR_EXPERIENCES, f"{have} of {wanted} groups for step {step} are here"
             )
-        # Bounded by the fleet's watch, which ends the run when no explorer is there for `trainer.peer_timeout`.
+        # While none is there, the fleet's watch ends the run after `trainer.peer_timeout`.
         waiting_for = f"{wanted} groups for step {step}, {have} are here"
         if have >= wanted:
             waiting_for = f"groups of {', '.join(too_slow)} that would be too stale after step {step}"
-        async with self._status.waiting(waiting_for, None):
+        async with self._status.waiting(waiting_for, None if paused else self._config.trainer.experience_timeout):
             await self._changes.until(something_changed)
 
     def _drop_unusable(self, step: int) -> None:
@@ -159,6 +159,9 @@ class ExplorerSource:
                 step=step,
             )
             self._sync.feed(GroupsDropped(group.explorer_id, 1))
+
+    def _is_paused(self) -> bool:
+        return self._status.state == trainer_pb2.TRAINER_STATE_PAUSED
 
     def _too_slow(self, step: int) -> tuple[str, ...]:
         return trainer_machine.too_slow_for(self._sync.state, self._sync.policy, step)
