@@ -33,7 +33,7 @@ def test_openssl_verifies_them_and_keys_are_their_owners_alone(tmp_path: Path) -
                     "-CAfile",
                     folder / "ca.pem",
                     folder / f"{role}.pem",
-                ],  # noqa: S607 - the one on the path
+                ],
                 capture_output=True,
                 text=True,
                 check=False,
