@@ -1,5 +1,6 @@
 """What `tandem certs` makes."""
 
+import shutil
 import stat
 import subprocess
 from pathlib import Path
@@ -17,36 +18,23 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
+def openssl(*words: object) -> str:
+    """Standard output of OpenSSL's own program, which must succeed."""
+    program = shutil.which("openssl")
+    assert program is not None
+    done = subprocess.run([program, *map(str, words)], capture_output=True, text=True, check=False, timeout=30)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 def test_openssl_verifies_them_and_keys_are_their_owners_alone(tmp_path: Path) -> None:
     folder = tmp_path / "deep" / "certs"
     make_certificates(folder, ("trainer.example", "10.0.0.7"), days=30)
     for role in ("trainer", "explorer", "operator"):
-        purposes = ["sslclient"] if role == "operator" else ["sslclient", "sslserver"]
-        for purpose in purposes:
-            verified = subprocess.run(
-                [
-                    "openssl",
-                    "verify",
-                    "-x509_strict",
-                    "-purpose",
-                    purpose,
-                    "-CAfile",
-                    folder / "ca.pem",
-                    folder / f"{role}.pem",
-                ],
-                capture_output=True,
-                text=True,
-                check=False,
-                timeout=30,
-            )
-            assert verified.returncode == 0, verified.stderr
-        shown = subprocess.run(
-            ["openssl", "x509", "-in", folder / f"{role}.pem", "-noout", "-ext", "subjectAltName"],  # noqa: S607 - as above
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=30,
-        ).stdout
+        certificate = folder / f"{role}.pem"
+        for purpose in ["sslclient"] if role == "operator" else ["sslclient", "sslserver"]:
+            openssl("verify", "-x509_strict", "-purpose", purpose, "-CAfile", folder / "ca.pem", certificate)
+        shown = openssl("x509", "-in", certificate, "-noout", "-ext", "subjectAltName")
         assert f"URI:spiffe://tandem/{role}" in shown
         for host in ("DNS:trainer.example", "IP Address:10.0.0.7", "DNS:localhost", "DNS:service.tandem"):
             assert (host in shown) is (role != "operator")
