@@ -1,5 +1,6 @@
 """Each method of both services, called by each role, by strangers, and with what looks like a proof of a role."""
 
+import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -23,6 +24,7 @@ from common.rpc.errors import from_rpc_error
 from tests.support.scripted_rpc import SECONDS, scripted_server
 from tests.support.secured import certificate_settings, secured, token_settings
 
+REPOSITORY = Path(__file__).parents[3]
 HEALTH = "grpc.health.v1.Health"
 KINDS: dict[str, Callable[[Path], dict[str, Any]]] = {"certificates": certificate_settings, "tokens": token_settings}
 BY_KIND = pytest.mark.parametrize("kind", KINDS)
@@ -237,3 +239,13 @@ def test_a_service_with_another_roles_certificate_does_not_start(tmp_path: Path)
     del settings["trainer"]
     with pytest.raises(ConfigError, match=r"security\.trainer\.cert"):
         ServerSecurity(secured(settings), Role.TRAINER)
+
+
+def test_the_documentation_says_the_same() -> None:
+    page = (REPOSITORY / "docs" / "security.md").read_text()
+    documented: dict[str, dict[str, set[str]]] = {service: {} for service in EXPECTED}
+    for methods, *columns in (line.strip("|").split("|") for line in page.splitlines() if "Service `" in line):
+        service, *names = re.findall(r"\w+Service|(?<=`)\w+(?=`)", methods)
+        roles = {role.value for role, column in zip(Role, columns, strict=True) if column.strip() != "no"}
+        documented[f"tandem.v1.{service}"] |= dict.fromkeys(names, roles)
+    assert documented == EXPECTED
