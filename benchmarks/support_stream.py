@@ -125,7 +125,7 @@ class Sampling:
             if not groups:
                 return
             batch = await asyncio.to_thread(assemble, groups, 1.0)
-            self.queue.trained(groups)
+            self.queue.trained(groups, len(self.marks), applied=True)
             self._tokens += batch.tokens.numel()
             self._mark()
 

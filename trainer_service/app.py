@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import structlog
 
+from common.audit.records import Cut, Start
 from common.changes import Changes
 from common.checkpoint.run_lock import exclusive
 from common.checkpoint.store import CheckpointStore, LoadedCheckpoint
@@ -38,6 +40,7 @@ from trainer_service.engine.base import TrainEngine
 from trainer_service.engine.torch_engine import TorchTrainEngine
 from trainer_service.engine.worker import EngineWorker
 from trainer_service.fleet import Fleet
+from trainer_service.ledger import LedgerFile, frontiers
 from trainer_service.publish.checkpoint import CheckpointPublisher
 from trainer_service.publish.publication import Publisher
 from trainer_service.publish.shards import ShardPublisher
@@ -75,6 +78,7 @@ class TrainerStage:
         self._status: StatusBoard[int] = StatusBoard(trainer_pb2.TRAINER_STATE_STARTING)
         self._control = Control(self._changes, self._status)
         self._worker = EngineWorker()
+        self._ledger: LedgerFile | None = None
         self._monitor = Monitor(build_sinks(config, "trainer"))
         security = ServerSecurity(config.security, Role.TRAINER)
         self._server = RpcServer(config.trainer.address, SERVICE, config.limits, security)
@@ -141,7 +145,8 @@ class TrainerStage:
     async def _build_from_explorers(self, engine: TrainEngine, loaded: LoadedCheckpoint | None, step: int) -> Stage:
         config = self._config
         log.info("sync_regime", text=describe_sync(config))
-        queue = GroupQueue(config.sync.max_staleness, self._lineage(loaded))
+        self._ledger = await asyncio.to_thread(LedgerFile, config.stage_folder, self._start_record(loaded))
+        queue = GroupQueue(config.sync.max_staleness, self._lineage(loaded), self._ledger)
         saver = self._saver(engine, self._acknowledge_durable, loaded)
         publisher = self._publisher(saver)
         sync = SyncDriver(
@@ -227,6 +232,8 @@ class TrainerStage:
             await asyncio.to_thread(self._worker.close)
             if stage is not None:
                 await asyncio.to_thread(stage.saver.close)
+            if self._ledger is not None:
+                await asyncio.to_thread(self._ledger.close)
 
     def _lineage(self, loaded: LoadedCheckpoint | None) -> Lineage:
         if loaded is None:
@@ -234,8 +241,25 @@ class TrainerStage:
         before = restore(loaded.manifest.run_epoch, loaded.manifest.state["source"]["lineage"])
         return before.next(self._run_epoch, loaded.manifest.step)
 
+    def _start_record(self, loaded: LoadedCheckpoint | None) -> Start:
+        config, resumed = self._config, None
+        if loaded is not None:
+            manifest = loaded.manifest
+            resumed = Cut(manifest.run_epoch, manifest.step, int(manifest.state["source"]["ledger"]))
+        return Start(
+            run=config.run.name,
+            stage=config.stage_name,
+            epoch=self._run_epoch,
+            resumed=resumed,
+            frontiers=frontiers(loaded.manifest.state) if loaded is not None else {},
+            max_staleness=config.sync.max_staleness,
+            style=config.sync.style.value,
+            acknowledges_steps=config.checkpoint.save_interval is None,
+            time=time.time(),
+        )
+
     def _saver(self, engine: TrainEngine, on_durable: Any, loaded: LoadedCheckpoint | None) -> Saver:
-        return Saver(self._config, self._store, engine, self._worker, self._run_epoch, on_durable, loaded)
+        return Saver(self._config, self._store, engine, self._worker, self._run_epoch, on_durable, loaded, self._ledger)
 
     def _publisher(self, saver: Saver) -> Publisher:
         if self._config.sync.method is Method.CHECKPOINT:

@@ -308,7 +308,7 @@ class ExplorerLink:
                 f"explorer {hello.explorer_id} has lost its spool: it stands at batch {hello.last_sequence}, "
                 f"and we have received {account.received_through}"
             )
-        lost = account.skip_to(hello.acknowledged_through, hello.acknowledged_groups)
+        lost = self._queue.skip_to(hello.explorer_id, hello.acknowledged_through, hello.acknowledged_groups)
         if lost:
             log.warning(
                 "experiences_lost_with_checkpoint",

@@ -24,6 +24,7 @@ from common.checkpoint.store import CheckpointStore, LoadedCheckpoint, SavedChec
 from common.config.root import TandemConfig
 from trainer_service.engine.base import EngineCapture, TrainEngine
 from trainer_service.engine.worker import EngineWorker
+from trainer_service.ledger import LedgerFile
 
 log = structlog.get_logger(__name__)
 
@@ -51,8 +52,12 @@ class Saver:
         run_epoch: int,
         on_durable: Callable[[Mapping[str, Any]], None],
         resumed: LoadedCheckpoint | None = None,
+        ledger: LedgerFile | None = None,
     ) -> None:
-        """`on_durable` gets the state that was saved, once it is durable; `resumed` is not written again."""
+        """`on_durable` gets the state that was saved, once it is durable; `resumed` is not written again.
+
+        What `ledger` has of a cut is durable before the cut is, and its record of the cut before `on_durable`.
+        """
         self._interval = config.checkpoint.save_interval
         self._hf = config.checkpoint.save_hf_checkpoint
         self._store = store
@@ -60,6 +65,7 @@ class Saver:
         self._worker = worker
         self._run_epoch = run_epoch
         self._on_durable = on_durable
+        self._ledger = ledger
         self._disk = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._saves: dict[int, _Save] = {}
         self.saved_step = 0
@@ -130,9 +136,13 @@ class Saver:
         return saved
 
     def _write(self, step: int, state: dict[str, Any], capture: EngineCapture, hf_layout: bool) -> SavedCheckpoint:
+        if self._ledger is not None:
+            self._ledger.sync()
         saved = self._store.write(
             step, self._run_epoch, lambda folder: capture.write(folder, hf_layout=hf_layout), state
         )
+        if self._ledger is not None:
+            self._ledger.saved(step, state)
         for name in self._store.prune():
             log.info("checkpoint_deleted", checkpoint=name)
         return saved

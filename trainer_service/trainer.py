@@ -158,7 +158,7 @@ class Trainer:
         result = await self._result_of(training)
         train_seconds = time.monotonic() - began
         self.step = step
-        self._source.trained(sample)
+        self._source.trained(sample, step, applied=result.applied)
         self._training = False
         if self._saver.is_due(step) or self._requested_save is not None:
             self._begin_save(final=step == self._config.trainer.total_steps)

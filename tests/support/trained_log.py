@@ -17,10 +17,10 @@ class TrainedLog:
         """(run epoch of the trainer, ordinal, reason)."""
         trained, drop = GroupQueue.trained, GroupQueue.drop_unusable
 
-        def noting(queue: GroupQueue, groups: list[ReceivedGroup]) -> None:
+        def noting(queue: GroupQueue, groups: list[ReceivedGroup], step: int, *, applied: bool) -> None:
             steps = self.lives.setdefault(queue.lineage.epoch, [])
             steps.append([(group.explorer_id, group.ordinal, group.task_id) for group in groups])
-            trained(queue, groups)
+            trained(queue, groups, step, applied=applied)
 
         def noting_drops(queue: GroupQueue, step: int) -> list[tuple[ReceivedGroup, str]]:
             dropped = drop(queue, step)

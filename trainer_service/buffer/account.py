@@ -37,6 +37,10 @@ class ExplorerAccount:
         self._present: dict[int, set[int]] = {}
         self._gone_beyond: dict[int, set[int]] = {}
 
+    def batch_size(self, sequence: int) -> int:
+        """Groups of a batch that was received, and of which some are still here."""
+        return self._batch_sizes[sequence]
+
     def take_in(self, batch: ReceivedBatch) -> tuple[ReceivedGroup, ...]:
         """The groups of the next batch that have not left before. A repeated batch gives none.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ from common.experience.received import ReceivedBatch, ReceivedGroup
 from trainer_service.buffer.account import ExplorerAccount
 from trainer_service.buffer.lineage import Lineage
 from trainer_service.buffer.task_dealer import TaskDealer
+from trainer_service.ledger import Ledger, NoLedger
 
 TOO_STALE = "too_stale"
 LOST_LINEAGE = "lost_lineage"
@@ -33,12 +34,13 @@ class Intake:
 class GroupQueue:
     """Takes batches in exactly once, and gives groups out oldest version first."""
 
-    def __init__(self, max_staleness: int | None, lineage: Lineage) -> None:
+    def __init__(self, max_staleness: int | None, lineage: Lineage, ledger: Ledger | None = None) -> None:
         self.accounts: dict[str, ExplorerAccount] = {}
         self.dropped: Counter[str] = Counter()
         """Groups dropped, by reason."""
         self.lineage = lineage
         self.tasks = TaskDealer()
+        self.ledger = ledger if ledger is not None else NoLedger()
         self._max_staleness = max_staleness
         self._groups: list[ReceivedGroup] = []
 
@@ -56,6 +58,8 @@ class GroupQueue:
         fresh = account.take_in(batch)
         wanted = [group for group in fresh if self.tasks.pool.arrive(group.explorer_id, group.task)]
         refused = tuple(group for group in fresh if group not in wanted) if len(wanted) < len(fresh) else ()
+        if refused:
+            self.ledger.dropped(TASK_DONE_BEFORE, refused, self._batch_sizes(refused))
         for group in refused:
             self.dropped[TASK_DONE_BEFORE] += 1
             account.let_go(group)
@@ -77,6 +81,9 @@ class GroupQueue:
             else:
                 dropped.append((group, reason))
         self._groups = kept
+        for reason in dict.fromkeys(reason for _, reason in dropped):
+            groups = [group for group, its_reason in dropped if its_reason == reason]
+            self.ledger.dropped(reason, groups, self._batch_sizes(groups), step)
         for group, reason in dropped:
             self.dropped[reason] += 1
             self._let_go(group)
@@ -92,10 +99,20 @@ class GroupQueue:
         """Returns groups that were taken and not trained."""
         self._groups.extend(groups)
 
-    def trained(self, groups: list[ReceivedGroup]) -> None:
-        """The step that used these groups is done."""
+    def trained(self, groups: list[ReceivedGroup], step: int, *, applied: bool) -> None:
+        """This step, which used these groups, is done; `applied`: whether it changed the weights."""
+        self.ledger.step(step, groups, self._batch_sizes(groups), applied=applied)
         for group in groups:
             self._let_go(group)
+
+    def skip_to(self, explorer_id: str, acknowledged_through: int, acknowledged_groups: int) -> int:
+        """See `ExplorerAccount.skip_to`."""
+        account = self.account(explorer_id)
+        before = account.frontier
+        lost = account.skip_to(acknowledged_through, acknowledged_groups)
+        if account.frontier > before:
+            self.ledger.skipped(explorer_id, acknowledged_through, acknowledged_groups, lost)
+        return lost
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint stores of the accounts, as JSON."""
@@ -104,6 +121,9 @@ class GroupQueue:
     def restore(self, state: Mapping[str, Any]) -> None:
         """The accounts as a checkpoint stored them. Raises CheckpointInvalid."""
         self.accounts = {name: ExplorerAccount.restore(name, account) for name, account in state.items()}
+
+    def _batch_sizes(self, groups: Sequence[ReceivedGroup]) -> list[int]:
+        return [self.accounts[group.explorer_id].batch_size(group.sequence) for group in groups]
 
     def _let_go(self, group: ReceivedGroup) -> None:
         self.account(group.explorer_id).let_go(group)

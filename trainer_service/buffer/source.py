@@ -50,8 +50,8 @@ class BatchSource(Protocol):
     async def next(self, step: int) -> Sample | None:
         """What step number `step` (from 1) trains on; None when no data is left or the run is stopped."""
 
-    def trained(self, sample: Sample) -> None:
-        """The step is done."""
+    def trained(self, sample: Sample, step: int, *, applied: bool) -> None:
+        """This step is done; `applied`: whether it changed the weights."""
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint stores, as JSON."""
@@ -104,16 +104,17 @@ class ExplorerSource:
         texts = tuple(text for group in groups for text in group.texts)[: self._config.trainer.preview]
         return Sample(batch, groups, time.monotonic() - began, texts)
 
-    def trained(self, sample: Sample) -> None:
+    def trained(self, sample: Sample, step: int, *, applied: bool) -> None:
         """The groups leave their explorers' accounts."""
-        self._queue.trained(sample.groups)
+        self._queue.trained(sample.groups, step, applied=applied)
 
     def state(self) -> dict[str, Any]:
-        """The accounts, the lineage, and who holds which tasks."""
+        """The accounts, the lineage, who holds which tasks, and how far the ledger is."""
         return {
             "accounts": self._queue.state(),
             "lineage": self._queue.lineage.state(),
             "tasks": self._queue.tasks.state(),
+            "ledger": self._queue.ledger.position,
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -191,7 +192,7 @@ class ExampleSource:
         self._given[id(sample)] = self._buffer.state()
         return sample
 
-    def trained(self, sample: Sample) -> None:
+    def trained(self, sample: Sample, step: int, *, applied: bool) -> None:  # noqa: ARG002 - every source is told
         """The cursor moves past the sample; one that was given and not trained comes again after a resume."""
         self._state = self._given.pop(id(sample))
 

@@ -25,7 +25,7 @@ def test_intake_counts_a_batch_once_and_what_was_trained_before_a_restart() -> N
     before = queue()
     before.take_in(received_batch(1, [0, 1]))
     (first, _) = before.take(2)
-    before.trained([first])
+    before.trained([first], 1, applied=True)
     after = queue(lineage=Lineage(2, ((1, 5),)))
     after.restore(before.state())
     intake = after.take_in(received_batch(1, [0, 1]))
