@@ -27,12 +27,10 @@ from typing import Any, TypeAlias
 import xxhash
 
 from common.errors import ProtocolViolation, RunMismatch, StaleEpoch, StorageFailed
+from common.spool_file import APPLICATION_ID, FORMAT_VERSION, SCHEMA
 
 Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json] | None"
 
-APPLICATION_ID = 0x54444D53
-"""'TDMS' in the file's header: tells a spool from any other SQLite file."""
-FORMAT_VERSION = 4
 LOCK_SECONDS = 5.0
 """A predecessor that is being killed still holds the file for a moment."""
 JOURNAL_BYTES = 1 << 20
@@ -40,22 +38,6 @@ JOURNAL_BYTES = 1 << 20
 ACKNOWLEDGED_AT_ONCE = 64
 MAX_INTEGER = (1 << 63) - 1
 """SQLite's integers are int64; the wire's are uint64."""
-SCHEMA = f"""
-BEGIN IMMEDIATE;
-PRAGMA application_id = {APPLICATION_ID};
-PRAGMA user_version = {FORMAT_VERSION};
-CREATE TABLE spool (
-    run_name TEXT NOT NULL, explorer_id TEXT NOT NULL, incarnation INTEGER NOT NULL, last_sequence INTEGER NOT NULL,
-    acknowledged INTEGER NOT NULL, acknowledged_groups INTEGER NOT NULL,
-    acknowledged_epoch INTEGER NOT NULL, acknowledged_step INTEGER NOT NULL, run_epoch INTEGER NOT NULL
-);
-CREATE TABLE batches (
-    sequence INTEGER PRIMARY KEY, group_count INTEGER NOT NULL, newest_step INTEGER NOT NULL, tasks TEXT NOT NULL,
-    created REAL NOT NULL, xxh3 BLOB NOT NULL, bytes BLOB NOT NULL
-);
-CREATE TABLE state (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
-COMMIT;
-"""
 
 
 @dataclass(slots=True)

@@ -224,6 +224,33 @@ def status(
 
 
 @app.command()
+def audit(
+    folder: Annotated[
+        Path, typer.Argument(metavar="RUN", help="Folder of a run (`runs/NAME`), or of one stage (`runs/NAME/main`).")
+    ],
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on one line.")] = False,
+) -> None:
+    """Proves from the trainer's ledgers and the explorers' spools that each group was trained once at most, and none was lost.
+
+    For each explorer: the groups that it produced, and what became of them. Every one trained at most once; none missing
+    below the frontier of a durable checkpoint; none made on weights that the run does not descend from, or staler than allowed;
+    the spools go on right after what was acknowledged. Works on a run that has finished, has crashed, or goes on, and
+    changes nothing. Spools of explorers on other machines are looked for in `RUN/STAGE/explorers`: copy them there.
+
+    Exit codes: 0 clean; 1 with findings, each with the record that shows it; 2 when there is nothing that can be read.
+
+    For example:
+
+    - `tandem audit runs/demo`
+
+    - `tandem audit runs/demo --json | jq '.stages[].findings'`
+    """
+    from common.cli.audit import audit_command  # noqa: PLC0415 - see the module's docstring
+
+    raise typer.Exit(audit_command(folder, as_json=as_json))
+
+
+@app.command()
 def certs(
     folder: Annotated[
         Path, typer.Argument(metavar="DIR", help="Made if it is not there; nothing in it is overwritten.")
