@@ -71,9 +71,9 @@ def examine(stage: str, ledgers: Sequence[EpochLedger], spools: Mapping[str, Spo
     """What ledgers and spools prove. No file is read."""
     history = History(ledgers)
     newest = history.newest
-    corrupt = corrupt_lines(ledgers)
-    if newest is None or corrupt:
-        return StageAudit(stage, "", len(ledgers), 0, 0, (), tuple(corrupt))
+    of_records = corrupt_lines(ledgers) or [finding for ledger in ledgers for finding in check_records(ledger)]
+    if newest is None or any(ledger.corrupt for ledger in ledgers):
+        return StageAudit(stage, "", len(ledgers), 0, 0, (), tuple(of_records))
     table = group_table(history)
     frontiers = Frontiers(history, table)
     found = accounts(table, frontiers, spools)
@@ -85,7 +85,7 @@ def examine(stage: str, ledgers: Sequence[EpochLedger], spools: Mapping[str, Spo
         steps=_steps(history),
         saved_step=_saved_step(history),
         accounts=found,
-        findings=tuple(_findings(history, table, frontiers, spools, found)),
+        findings=(*of_records, *_findings(history, table, frontiers, spools, found)),
     )
 
 
@@ -98,8 +98,6 @@ def _findings(
 ) -> Iterator[Finding]:
     newest = history.newest
     run = history.start(newest.epoch).run if newest is not None else ""
-    for ledger in history.ledgers:
-        yield from check_records(ledger)
     yield from history.broken_links()
     yield from check_once(table)
     yield from check_versions(history, table)

@@ -36,7 +36,7 @@ def tandem(monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> int:
     return int(ended.value.code or 0)
 
 
-@pytest.mark.parametrize("command", ["up", "demo", "check", "status"])
+@pytest.mark.parametrize("command", ["up", "demo", "check", "status", "audit"])
 def test_every_commands_help_has_examples(command: str) -> None:
     result = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "200", "TERM": "dumb"})
     assert result.exit_code == 0

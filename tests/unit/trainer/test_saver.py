@@ -118,6 +118,43 @@ async def test_a_full_disk_is_told_acknowledges_nothing_and_leaves_the_one_befor
     assert (newest.manifest.step, fixture.saver.saved_step) == (2, 2)
 
 
+async def test_a_checkpoint_is_not_durable_before_the_ledger_of_what_it_covers_nor_acknowledged_before_its_record(
+    fixture: Fixture,
+) -> None:
+    happened: list[str] = []
+
+    class Recording:
+        broken = False
+
+        def sync(self) -> None:
+            happened.append(f"sync, {len(list(fixture.store.root.glob('step_*')))} checkpoints")
+            if self.broken:
+                raise StorageFailed("ledger: Input/output error")
+
+        def saved(self, step: int, state: dict[str, Any]) -> None:
+            happened.append(f"record of {step}, {len(fixture.durable)} acknowledged")
+
+    ledger: Any = Recording()
+    engine: Any = fixture.engine
+    saver = Saver(
+        fixture.config,
+        fixture.store,
+        engine,
+        fixture.worker,
+        1,
+        lambda s: fixture.durable.append(dict(s)),
+        None,
+        ledger,
+    )
+    await saver.begin(2, {"step": 2})
+    assert happened == ["sync, 0 checkpoints", "record of 2, 0 acknowledged"]
+    ledger.broken = True
+    with pytest.raises(StorageFailed, match="ledger"):
+        await saver.begin(4, {"step": 4})
+    assert len(list(fixture.store.root.glob("step_*"))) == len(fixture.durable) == 1
+    saver.close()
+
+
 async def test_a_result_holds_the_model_without_the_trainers_state_and_takes_an_earlier_ones_place(
     tmp_path: Path,
 ) -> None:
