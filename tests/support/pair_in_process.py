@@ -10,6 +10,7 @@ import grpc
 import transformers.models.llama.modeling_llama  # noqa: F401 - here, once: two threads that import it at a time fail, or hang
 from transformers import PreTrainedTokenizerFast  # noqa: F401 - as above
 
+from common.audit.ledger_files import FOLDER
 from common.config.root import TandemConfig
 from common.config.security import Role
 from common.registry import load_plugins
@@ -19,6 +20,7 @@ from common.rpc.stubs import explorer_stub, trainer_stub
 from common.service import Signals, StageEnd
 from explorer_service.app import run_stage as run_explorer_stage
 from protos.tandem.v1 import explorer_pb2, trainer_pb2
+from tests.support.audited import audited_clean
 from trainer_service.app import run_stage as run_trainer_stage
 
 SECONDS = 100.0
@@ -96,7 +98,7 @@ class InProcessPair:
 
 @asynccontextmanager
 async def in_process(config: TandemConfig) -> AsyncIterator[InProcessPair]:
-    """The pair, nothing of it started; what still runs at the end is cancelled."""
+    """The pair, nothing of it started; what still runs at the end is cancelled, and what it has left is audited."""
     load_plugins(config.plugins)
     pair = InProcessPair(config)
     try:
@@ -105,6 +107,8 @@ async def in_process(config: TandemConfig) -> AsyncIterator[InProcessPair]:
         for task in pair.tasks.values():
             task.cancel()
         await asyncio.gather(*pair.tasks.values(), return_exceptions=True)
+    if (config.stage_folder / FOLDER).exists():
+        audited_clean(config.stage_folder)
 
 
 async def kill(task: asyncio.Task[Any]) -> None:
