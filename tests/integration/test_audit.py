@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import signal
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from common.audit.findings import Violation
 from common.audit.ledger_files import ledger_path
 from common.audit.records import Saved, Step, decode, encode
 from common.audit.stage import audit_stage
+from common.errors import StorageFailed
 from tests.support.audited import audited_clean
 from tests.support.hand_ledgers import groups, rows_of
 from tests.support.pair import REPOSITORY, processes
@@ -105,6 +107,31 @@ async def test_what_an_explorer_forgot_is_in_the_ledger_and_what_its_trainer_los
     audit = audited_clean(config.stage_folder)
     assert (audit.epochs, audit.steps) == (2, 6)
     assert audit.accounts[0].lost >= 2
+
+
+async def test_a_ledger_that_cannot_be_written_ends_the_run_and_nothing_more_is_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = pair_config(tmp_path, {"trainer": {"total_steps": 9}, "checkpoint": {"save_interval": 1}})
+    write, path = os.write, ledger_path(config.stage_folder, 1)
+
+    def full(descriptor: int, data: bytes) -> int:
+        if b'"kind":"step","step":3,' in data and path.samefile(f"/proc/self/fd/{descriptor}"):
+            write(descriptor, data[:40])
+            raise OSError(28, "No space left on device")
+        return write(descriptor, data)
+
+    monkeypatch.setattr(os, "write", full)
+    async with in_process(config) as pair:
+        pair.start_trainer()
+        pair.start_explorer()
+        failure = await pair.failure("trainer")
+        assert isinstance(failure, StorageFailed)
+        assert failure.message == f"ledger {path}: No space left on device"
+        assert "No space left" in str(await pair.failure("explorer"))
+    audit = audited_clean(config.stage_folder)
+    assert (audit.steps, audit.saved_step) == (2, 2)
+    assert max(path.name for path in config.checkpoint_root.glob("step_*")) == "step_00000002-e1"
 
 
 async def test_a_checkpoint_knows_of_no_step_that_the_ledger_has_not(tmp_path: Path) -> None:

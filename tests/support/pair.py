@@ -14,12 +14,14 @@ from typing import Any, Literal
 import grpc
 import yaml
 
+from common.audit.ledger_files import FOLDER
 from common.config.root import LimitsConfig
 from common.config.security import Role, SecurityConfig
 from common.rpc.channel import open_channel
 from common.rpc.credentials import Caller
 from common.rpc.stubs import explorer_stub, trainer_stub
 from protos.tandem.v1 import explorer_pb2, trainer_pb2
+from tests.support.audited import audited_clean
 
 Side = Literal["trainer", "explorer"]
 REPOSITORY = Path(__file__).parents[2]
@@ -107,7 +109,10 @@ class Pair:
 
 @asynccontextmanager
 async def processes(folder: Path, settings: Mapping[str, Any]) -> AsyncIterator[Pair]:
-    """A pair, nothing started. At the end what still runs is killed; when a test fails, all logs are shown."""
+    """A pair, nothing started. At the end what still runs is killed, and what it has left is audited.
+
+    When a test fails, all logs are shown.
+    """
     pair = Pair(folder, settings)
     try:
         yield pair
@@ -121,3 +126,6 @@ async def processes(folder: Path, settings: Mapping[str, Any]) -> AsyncIterator[
             if service.process.poll() is None:
                 service.process.kill()
             service.process.wait()
+    run = Path(settings["run"]["root"]) / settings["run"]["name"]
+    for ledgers in run.glob(f"*/{FOLDER}"):
+        audited_clean(ledgers.parent)
