@@ -271,7 +271,7 @@ def _join(
     actions: tuple[TrainerAction, ...] = ()
     if asking and newest and event.applied is not None:
         actions = (AnswerSync(event.explorer, newer=True, step=event.applied),)
-    known = before if before is not None else ExplorerView(need=_need_of_unknown(event, policy))
+    known = before if before is not None else ExplorerView(need=_need_of_unknown(event, state.step, policy))
     if event.applied is not None:
         known = _with_version(known, event.applied, policy)
     view = ExplorerView(
@@ -288,9 +288,10 @@ def _join(
     return _with(state, event.explorer, view), actions
 
 
-def _need_of_unknown(event: ExplorerJoined, policy: SyncPolicy) -> int:
-    """A new explorer is at the start of its first window. Another one may be anywhere, and what it gets may be for the next."""
-    windows = 2 if event.started else 1
+def _need_of_unknown(event: ExplorerJoined, step: int, policy: SyncPolicy) -> int:
+    """A new explorer of a new run is at the start of its first window. Any other may be anywhere, or have its first window
+    from an earlier version than it gets now, which is for the next; what it does not need it gives back."""
+    windows = 2 if event.started or step else 1
     explore_steps = policy.offset + windows * policy.explorer_interval
     return event.started + explore_steps * policy.groups_per_explore_step
 

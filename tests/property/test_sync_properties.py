@@ -8,7 +8,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from common.config.hangs import find_hang
@@ -77,7 +77,13 @@ def test_a_run_ends_whatever_fails_and_is_mended(settled: tuple[SyncPolicy, int]
     _check_the_books(shuffled)
 
 
+FIRST_WINDOW_OF_AN_EARLIER_EPOCH = SyncPolicy(
+    offset=2, groups_per_train_step=2, max_inflight_batches=2, max_queued_groups=4
+)
+
+
 @given(balanced(max_explorers=4), seeds, st.integers(1, 6))
+@example((FIRST_WINDOW_OF_AN_EARLIER_EPOCH, 2), 557, 3)
 @settings(deadline=None, max_examples=60)
 def test_those_that_are_left_go_on_when_explorers_leave_for_good(
     settled: tuple[SyncPolicy, int], seed: int, faults: int
