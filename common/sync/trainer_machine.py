@@ -289,8 +289,11 @@ def _join(
 
 
 def _need_of_unknown(event: ExplorerJoined, step: int, policy: SyncPolicy) -> int:
-    """A new explorer of a new run is at the start of its first window. Any other may be anywhere, or have its first window
-    from an earlier version than it gets now, which is for the next; what it does not need it gives back."""
+    """The ordinal at which its window ends, at most; what it does not need it gives back.
+
+    A new explorer of a new run is at the start of its first window. Any other may be anywhere, and what it gets may be for
+    the window after.
+    """
     windows = 2 if event.started or step else 1
     explore_steps = policy.offset + windows * policy.explorer_interval
     return event.started + explore_steps * policy.groups_per_explore_step
