@@ -477,7 +477,7 @@ class Pair:
         self.feed_trainer(TrainStepDone())
 
     def _nothing_comes(self) -> bool:
-        return trainer_machine.nothing_comes(self.trainer)
+        return not self.missing and trainer_machine.nothing_comes(self.trainer)
 
     def _holds(self, version: Version) -> bool:
         """Whether the present weights descend from this version."""

@@ -80,6 +80,9 @@ class ExplorerView:
 
     connected: bool = True
     finished: bool = False
+    """It said that nothing more comes, it was given nothing since, and there is nothing more to give."""
+    finished_at: int | None = None
+    """Groups that it had started when it said so."""
     given_up: bool = False
     """It left and is not expected back."""
     applied: int | None = None
@@ -146,6 +149,7 @@ def step(
     state: TrainerSyncState, event: TrainerEvent, policy: SyncPolicy
 ) -> tuple[TrainerSyncState, tuple[TrainerAction, ...]]:
     """Takes the event in, then does whatever has become due."""
+    tasks_before = state.tasks_left
     state, actions = _take_in(state, event, policy)
     state, published = _publish_what_is_due(state, policy)
     # Everybody has all that is due before the event; so where it touches one explorer alone, only that one is looked at.
@@ -155,7 +159,19 @@ def step(
     state, repeated = _repeat_windows(state, policy)
     alone = isinstance(event, TrainStepStarted | GroupsReceived | WeightsDelivered | SyncRequested) and not repeated
     state, granted = _grant(state, policy, touched if alone else everybody)
+    state = _settle_finished(state, everybody if state.tasks_left != tasks_before else touched)
     return state, (*actions, *published, *delivered, *repeated, *granted)
+
+
+def _settle_finished(state: TrainerSyncState, names: tuple[str, ...]) -> TrainerSyncState:
+    """Who has finished goes on when tasks come back: those that were lost with a trainer, or an explorer."""
+    for name in names:
+        view = state.explorers[name]
+        has_all = view.finished_at is not None and view.finished_at >= view.granted
+        finished = has_all and state.tasks_left in {None, 0}
+        if finished != view.finished:
+            state = _with(state, name, replace(view, finished=finished))
+    return state
 
 
 def is_due(state: TrainerSyncState, policy: SyncPolicy) -> bool:
@@ -217,7 +233,7 @@ def _take_in(
         case ExplorerJoined():
             return _join(state, event, policy)
         case TasksCounted(left):
-            return replace(state, tasks_left=left), ()
+            return _settle_finished(replace(state, tasks_left=left), tuple(state.explorers)), ()
         case _:
             return _take_in_of_known(state, event, _known(state, event.explorer), policy)
 
@@ -251,7 +267,7 @@ def _told(
         case ExplorerGivenUp():
             return replace(view, given_up=not view.connected)
         case ExplorerFinished(_, started):
-            return replace(view, finished=started >= view.granted)
+            return replace(view, finished_at=started)
         case OldestInFlight(_, version):
             return replace(view, oldest=version)
         case ExplorerWaits(_, version, started, returned):

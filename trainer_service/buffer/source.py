@@ -168,7 +168,7 @@ class ExplorerSource:
         return trainer_machine.too_slow_for(self._sync.state, self._sync.policy, step)
 
     def _nothing_comes(self) -> bool:
-        return trainer_machine.nothing_comes(self._sync.state)
+        return not self._queue.tasks.missing and trainer_machine.nothing_comes(self._sync.state)
 
 
 class ExampleSource:
