@@ -110,6 +110,9 @@ class Sampling:
             self._finished = self._finished or isinstance(event, ExplorerFinished)
             self._changes.notify()
 
+    def joined(self, link: ExplorerLink) -> None:
+        """As expected."""
+
     def tasks_changed(self) -> None:
         """Nobody is dealt any."""
 

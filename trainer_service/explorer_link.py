@@ -79,6 +79,9 @@ class LinkObserver(Protocol):
     def explorer_metrics(self, explorer_id: str, values: dict[str, float]) -> None:
         """Metrics of an explorer arrived."""
 
+    def joined(self, link: ExplorerLink) -> None:
+        """Its stream is open."""
+
     def tasks_changed(self) -> None:
         """Tasks were dealt back, replaced, or arrived."""
 
@@ -334,6 +337,7 @@ class ExplorerLink:
                 gone=account.gone_groups,
             )
         )
+        self._observer.joined(self)
         self._observer.tasks_changed()
 
     async def _take_in(self, view: BatchView) -> None:

@@ -55,6 +55,7 @@ class Fleet:
         self._monitor = monitor
         self._step = step
         self._tasks: asyncio.TaskGroup | None = None
+        self._is_ending = False
         self._running: dict[ExplorerLink, asyncio.Task[None]] = {}
         self._sync_metrics: dict[str, float] = {}
         self._started = time.monotonic()
@@ -116,6 +117,11 @@ class Fleet:
         """Logs an explorer's metrics with the trainer's step."""
         self._monitor.log(self._step(), time.time(), explorer_id, values)
 
+    def joined(self, link: ExplorerLink) -> None:
+        """One that was away when the others were drained would never come to take the final weights."""
+        if self._is_ending and self._tasks is not None:
+            self._tasks.create_task(self._each([link], "drain", ExplorerLink.drain))
+
     def tasks_changed(self) -> None:
         """Counts what is left of the tasks, and says so when nothing is."""
         tasks = self._queue.tasks
@@ -149,6 +155,7 @@ class Fleet:
 
     async def publish_final(self) -> None:
         """Drains the explorers, brings the final weights to them, evaluates, and tells them that the run is over."""
+        self._is_ending = True
         links = self.connected()
         self._status.enter(trainer_pb2.TRAINER_STATE_SYNCHRONIZING, "the final weights")
         await self._each(links, "drain", ExplorerLink.drain)

@@ -122,6 +122,8 @@ class Pair:
         self._count_tasks()
         for group in explorer.spool[account.received :]:
             self._send(Kind.GROUP, index, group)
+        if self.ending:
+            self.feed_explorer(index, DrainRequested())
         explorer.told = None
         self._tell_oldest(index)
         if explorer_machine.stands(explorer.state):

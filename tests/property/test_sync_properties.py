@@ -65,7 +65,18 @@ def test_a_run_without_faults_ends_whatever_the_order(settled: tuple[SyncPolicy,
     _check_the_books(shuffled)
 
 
+AWAY_WHEN_THE_RUN_ENDS = SyncPolicy(
+    trainer_interval=3,
+    explorer_interval=3,
+    offset=3,
+    groups_per_train_step=4,
+    max_inflight_batches=2,
+    max_queued_groups=8,
+)
+
+
 @given(balanced(), seeds, st.integers(1, 6))
+@example((AWAY_WHEN_THE_RUN_ENDS, 4), 244612, 5)
 @settings(deadline=None, max_examples=40)
 def test_a_run_ends_whatever_fails_and_is_mended(settled: tuple[SyncPolicy, int], seed: int, faults: int) -> None:
     policy, explorers = settled
