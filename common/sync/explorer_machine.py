@@ -55,7 +55,7 @@ from common.sync.events import (
     WindowRepeated,
 )
 from common.sync.policy import Style, SyncPolicy
-from common.sync.trainer_machine import IllegalEvent
+from common.sync.trainer_state import IllegalEvent
 
 Version = tuple[int, int]
 """(run epoch, step), compared in that order."""

@@ -63,7 +63,7 @@ from common.sync.happening import Group, Happening, Kind
 from common.sync.parties import Account, Checkpoint, Explorer, Stored
 from common.sync.policy import SyncPolicy
 from common.sync.task_pool import TaskPool
-from common.sync.trainer_machine import TrainerSyncState
+from common.sync.trainer_state import TrainerSyncState
 
 
 class Pair:

@@ -31,12 +31,11 @@ An illegal event raises `IllegalEvent` and changes nothing.
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from types import MappingProxyType
 
-from common.sync.actions import AnswerSync, Deliver, Grant, Publish, RepeatWindow, TrainerAction
+from common.sync.actions import AnswerSync, Deliver, Publish, RepeatWindow, TrainerAction
+from common.sync.credit import grant
 from common.sync.events import (
     ExplorerFinished,
     ExplorerGivenUp,
@@ -55,6 +54,7 @@ from common.sync.events import (
     WeightsDelivered,
 )
 from common.sync.policy import Style, SyncPolicy
+from common.sync.trainer_state import ExplorerView, IllegalEvent, TrainerSyncState, explorer_view, with_view
 
 OwnEvent = TrainStepStarted | TrainStepDone | RunEnding | TasksCounted
 ExplorerEvent = (
@@ -70,81 +70,6 @@ ExplorerEvent = (
 )
 
 
-class IllegalEvent(ValueError):
-    """An event that cannot happen in this state: a fault of the driver."""
-
-
-@dataclass(frozen=True, slots=True)
-class ExplorerView:
-    """One explorer as the schedule sees it."""
-
-    connected: bool = True
-    finished: bool = False
-    """It said that nothing more comes, it was given nothing since, and there is nothing more to give."""
-    finished_at: int | None = None
-    """Groups that it had started when it said so."""
-    given_up: bool = False
-    """It left and is not expected back."""
-    applied: int | None = None
-    """Step of the version that it runs on; None = none of this run epoch."""
-    target: int | None = None
-    """Step of the version that is on its way to it."""
-    owed: bool = False
-    """It came (back) with another version than the published one."""
-    asking: bool = False
-    """It waits for the answer to a RequestSync."""
-    granted: int = 0
-    """Credit limit: groups with an ordinal below may be started."""
-    received: int = 0
-    """Groups that arrived."""
-    gone: int = 0
-    """Groups that arrived and were trained or dropped."""
-    window: int | None = None
-    """fixed: step of the version that was applied last, of any stream; None before the first."""
-    need: int = 0
-    """fixed: the ordinal at which its window ends; more where that is not known for sure."""
-    oldest: int | None = None
-    """Step of the oldest version that a group in flight was begun on; None: it has not said."""
-    waits: ExplorerWaits | None = None
-    """fixed: what it said last when it came to a boundary."""
-
-    @property
-    def open(self) -> int:
-        """Groups granted that have not arrived."""
-        return self.granted - self.received
-
-    @property
-    def takes_part(self) -> bool:
-        """Whether the schedule waits for it."""
-        return self.connected and not self.finished
-
-    @property
-    def stands(self) -> bool:
-        """fixed: whether it starts nothing more on its version; the word that it has it may come later."""
-        return self.waits is not None and self.waits.step == self.applied
-
-
-@dataclass(frozen=True, slots=True)
-class TrainerSyncState:
-    """Where the trainer's schedule stands."""
-
-    step: int = 0
-    """Steps done: t."""
-    published: int | None = None
-    """Step of the version that was published last."""
-    training: bool = False
-    """A step runs now."""
-    in_step: int = 0
-    """Groups that the running step consumes."""
-    ending: bool = False
-    """The final weights go out, whatever the interval."""
-    explorers: Mapping[str, ExplorerView] = field(default_factory=lambda: MappingProxyType({}))
-    held: int = 0
-    """Groups granted or received, by any explorer, and neither gone nor in the running step."""
-    tasks_left: int | None = None
-    """Tasks that no group was granted for; None: endless."""
-
-
 def step(
     state: TrainerSyncState, event: TrainerEvent, policy: SyncPolicy
 ) -> tuple[TrainerSyncState, tuple[TrainerAction, ...]]:
@@ -158,7 +83,7 @@ def step(
     state, delivered = _deliver_to_newcomers(state, policy, everybody if published else touched)
     state, repeated = _repeat_windows(state, policy)
     alone = isinstance(event, TrainStepStarted | GroupsReceived | WeightsDelivered | SyncRequested) and not repeated
-    state, granted = _grant(state, policy, touched if alone else everybody)
+    state, granted = grant(state, policy, touched if alone else everybody)
     state = _settle_finished(state, everybody if state.tasks_left != tasks_before else touched)
     return state, (*actions, *published, *delivered, *repeated, *granted)
 
@@ -170,7 +95,7 @@ def _settle_finished(state: TrainerSyncState, names: tuple[str, ...]) -> Trainer
         has_all = view.finished_at is not None and view.finished_at >= view.granted
         finished = has_all and state.tasks_left in {None, 0}
         if finished != view.finished:
-            state = _with(state, name, replace(view, finished=finished))
+            state = with_view(state, name, replace(view, finished=finished))
     return state
 
 
@@ -213,11 +138,6 @@ def nothing_comes(state: TrainerSyncState) -> bool:
     return any(view.finished for view in views) and all(view.finished or view.given_up for view in views)
 
 
-def outstanding(state: TrainerSyncState) -> int:
-    """Groups granted or received, by any explorer, and not trained or dropped."""
-    return state.held + state.in_step
-
-
 def _take_in(
     state: TrainerSyncState, event: TrainerEvent, policy: SyncPolicy
 ) -> tuple[TrainerSyncState, tuple[TrainerAction, ...]]:
@@ -235,7 +155,7 @@ def _take_in(
         case TasksCounted(left):
             return _settle_finished(replace(state, tasks_left=left), tuple(state.explorers)), ()
         case _:
-            return _take_in_of_known(state, event, _known(state, event.explorer), policy)
+            return _take_in_of_known(state, event, explorer_view(state, event.explorer), policy)
 
 
 def _take_in_of_known(
@@ -244,20 +164,20 @@ def _take_in_of_known(
     name = event.explorer
     match event:
         case ExplorerGivenUp() | ExplorerFinished() | ExplorerWaits() | OldestInFlight():
-            return _with(state, name, _told(view, event)), ()
+            return with_view(state, name, _told(view, event)), ()
         case ExplorerLeft():
             # Its RequestSync is a call of its own, which a broken stream does not end.
-            return _with(state, name, replace(view, connected=False, target=None)), ()
+            return with_view(state, name, replace(view, connected=False, target=None)), ()
         case GroupsReceived():
-            return _with(state, name, replace(view, received=view.received + event.count)), ()
+            return with_view(state, name, replace(view, received=view.received + event.count)), ()
         case GroupsDropped():
-            return _with(state, name, _consume(name, view, event.count)), ()
+            return with_view(state, name, _consume(name, view, event.count)), ()
         case WeightsDelivered():
             return _delivered(state, name, view, event.step, policy)
         case SyncRequested():
             if state.step == state.published == view.applied:
                 return state, (AnswerSync(name, newer=False, step=state.step),)
-            return _with(state, name, replace(view, asking=True)), ()
+            return with_view(state, name, replace(view, asking=True)), ()
 
 
 def _told(
@@ -301,7 +221,7 @@ def _join(
         window=known.window,
         need=known.need,
     )
-    return _with(state, event.explorer, view), actions
+    return with_view(state, event.explorer, view), actions
 
 
 def _need_of_unknown(event: ExplorerJoined, step: int, policy: SyncPolicy) -> int:
@@ -319,7 +239,7 @@ def _start_step(state: TrainerSyncState, groups: tuple[tuple[str, int], ...]) ->
     if state.training:
         raise IllegalEvent("a step started while another runs")
     for name, count in groups:
-        state = _with(state, name, _consume(name, _known(state, name), count))
+        state = with_view(state, name, _consume(name, explorer_view(state, name), count))
     return replace(state, training=True, in_step=sum(count for _, count in groups))
 
 
@@ -336,7 +256,7 @@ def _delivered(
         raise IllegalEvent(f"{name} went back from version {view.applied} to {version}")
     target = None if view.target is not None and view.target <= version else view.target
     applied = replace(_with_version(view, version, policy), applied=version, target=target)
-    state = _with(state, name, replace(applied, asking=view.asking and target is not None))
+    state = with_view(state, name, replace(applied, asking=view.asking and target is not None))
     if view.asking and target is None:
         return state, (AnswerSync(name, newer=True, step=version),)
     return state, ()
@@ -385,7 +305,7 @@ def _deliver_to_newcomers(
         view = state.explorers[name]
         lacking = view.applied != published and (view.owed or _wants_newer(view, policy))
         if view.connected and view.target is None and lacking:
-            state = _with(state, name, replace(view, target=published, owed=False))
+            state = with_view(state, name, replace(view, target=published, owed=False))
             actions.append(Deliver(published, name))
     return state, tuple(actions)
 
@@ -406,7 +326,7 @@ def _repeat_windows(state: TrainerSyncState, policy: SyncPolicy) -> tuple[Traine
     for name in fewest_first[: -(-lacking // window)]:
         view = parties[name]
         need = max(view.need, view.received + window)
-        state = _with(state, name, replace(view, waits=None, need=need))
+        state = with_view(state, name, replace(view, waits=None, need=need))
         actions.append(RepeatWindow(name, state.published or 0))
     return state, tuple(actions)
 
@@ -420,83 +340,3 @@ def _stands(view: ExplorerView, published: int) -> bool:
         and view.waits is not None
         and view.waits.started <= view.received
     )
-
-
-def _grant(
-    state: TrainerSyncState, policy: SyncPolicy, names: tuple[str, ...]
-) -> tuple[TrainerSyncState, tuple[TrainerAction, ...]]:
-    held = outstanding(state)
-    # Nobody runs on a newer version than the published one, so nobody's ceiling is higher than that version's.
-    if state.ending or state.published is None or held >= _ceiling(state, state.published, policy):
-        return state, ()
-    most = state.tasks_left if state.tasks_left is not None else policy.max_queued_groups
-    ceilings = {
-        name: _ceiling(state, view.applied, policy)
-        for name in names
-        if (view := state.explorers[name]).takes_part
-        and not view.stands
-        and view.applied is not None
-        and view.granted < _useful(view, policy)
-    }
-    given = dict.fromkeys(ceilings, 0)
-    # fixed publishes nothing until the last explorer has come through its window: who is behind is served first.
-    behind_first = policy.style is Style.FIXED
-    order = [
-        (state.explorers[name].window or 0 if behind_first else 0, state.explorers[name].open, name)
-        for name, ceiling in ceilings.items()
-        if held < ceiling
-    ]
-    heapq.heapify(order)
-    while order and most > 0:
-        window, open_groups, name = heapq.heappop(order)
-        view = state.explorers[name]
-        if held >= ceilings[name] or view.granted + given[name] >= _useful(view, policy):
-            continue
-        given[name] += 1
-        held += 1
-        most -= 1
-        heapq.heappush(order, (window, open_groups + 1, name))
-    if not any(given.values()):
-        return state, ()
-    grants: list[TrainerAction] = []
-    views = dict(state.explorers)
-    for name, count in given.items():
-        if count:
-            view = views[name]
-            views[name] = replace(view, granted=view.granted + count)
-            grants.append(Grant(name, count, view.applied or 0))
-    tasks_left = most if state.tasks_left is not None else None
-    state = replace(state, explorers=MappingProxyType(views), held=held - state.in_step, tasks_left=tasks_left)
-    return state, tuple(grants)
-
-
-def _useful(view: ExplorerView, policy: SyncPolicy) -> int:
-    """The limit up to which it can use credit soon."""
-    if policy.style is Style.FIXED:
-        return view.need
-    return view.received + (policy.max_inflight_batches + 1) * policy.groups_per_explore_step
-
-
-def _ceiling(state: TrainerSyncState, version: int, policy: SyncPolicy) -> int:
-    """Groups that may be outstanding before one more, made with this version, would be too stale or too many."""
-    if policy.max_staleness is None or policy.style is Style.FIXED:
-        return policy.max_queued_groups
-    fresh = (version + 1 + policy.max_staleness - state.step) * policy.groups_per_train_step
-    return min(policy.max_queued_groups, fresh)
-
-
-def _known(state: TrainerSyncState, name: str) -> ExplorerView:
-    if name not in state.explorers:
-        raise IllegalEvent(f"unknown explorer {name!r}; known are {', '.join(state.explorers) or 'none'}")
-    return state.explorers[name]
-
-
-def _with(state: TrainerSyncState, name: str, view: ExplorerView) -> TrainerSyncState:
-    before = state.explorers.get(name)
-    held = state.held + _held_by(view) - (_held_by(before) if before is not None else 0)
-    return replace(state, explorers=MappingProxyType({**state.explorers, name: view}), held=held)
-
-
-def _held_by(view: ExplorerView) -> int:
-    """Groups that it may still start or that are in the trainer; what one that left had not started is lent to others."""
-    return (max(view.granted, view.received) if view.takes_part else view.received) - view.gone

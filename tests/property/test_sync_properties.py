@@ -25,7 +25,7 @@ from common.sync.events import (
 )
 from common.sync.policy import Style, SyncPolicy
 from common.sync.simulate import find_deadlock
-from common.sync.trainer_machine import IllegalEvent
+from common.sync.trainer_state import IllegalEvent, outstanding
 from tests.support.shuffled_pair import ShuffledPair
 
 STEPS = 10
@@ -199,7 +199,7 @@ def test_nothing_staler_than_the_bound_is_trained_and_credit_never_passes_the_qu
         feed(event)  # type: ignore[arg-type]
         more = {name: view.granted - granted.get(name, view.granted) for name, view in pair.trainer.explorers.items()}
         if any(count > 0 for count in more.values()):
-            assert trainer_machine.outstanding(pair.trainer) <= policy.max_queued_groups
+            assert outstanding(pair.trainer) <= policy.max_queued_groups
 
     pair.feed_trainer = watched  # type: ignore[method-assign,assignment]
     assert shuffled.run()
