@@ -332,11 +332,5 @@ def _repeat_windows(state: TrainerSyncState, policy: SyncPolicy) -> tuple[Traine
 
 
 def _stands(view: ExplorerView, published: int) -> bool:
-    """fixed: it waits at a boundary on this version, and all that it made is here."""
-    return (
-        view.takes_part
-        and view.stands
-        and view.applied == published
-        and view.waits is not None
-        and view.waits.started <= view.received
-    )
+    """fixed: it waits at a boundary on this version, all that it made is here, and no credit is on its way, or on its way back."""
+    return view.takes_part and view.stands and view.applied == published and view.open <= 0

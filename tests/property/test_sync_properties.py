@@ -111,6 +111,7 @@ def test_those_that_are_left_go_on_when_explorers_leave_for_good(
 
 
 @given(seeds, st.integers(2, 4), st.integers(0, 5), st.integers(1, 30), styles)
+@example(1713, 4, 4, 21, Style.FIXED)  # credit that comes late is given back while a window is repeated
 @example(667, 2, 3, 4, Style.TRAINER_DRIVEN)  # one is gone, and its tasks come back when the other had finished
 @settings(deadline=None, max_examples=60)
 def test_every_task_is_trained_once_whoever_comes_and_goes(
