@@ -12,6 +12,7 @@ from typing import Any
 
 from common.config.keys import takes_text_only, walk
 from common.config.merge import at, merged
+from common.config.plain_file import read_plain_file
 from common.config.root import TandemConfig
 from common.config.security import SecurityConfig
 from common.config.stages import stage_configs
@@ -69,18 +70,12 @@ def _raw(
 
 
 def _read(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        raise ConfigError(f"configuration {path}: {'is no plain file' if path.exists() else 'does not exist'}")
+    if not path.exists():
+        raise ConfigError(f"configuration {path}: does not exist")
     try:
-        with path.open("rb") as file:
-            content = file.read(MAX_BYTES + 1)
-        text = content.decode()
+        text = read_plain_file(path, MAX_BYTES, f"configuration {path}").decode()
     except UnicodeDecodeError as error:
         raise ConfigError(f"configuration {path}: is not UTF-8 text: {error}") from error
-    except OSError as error:
-        raise ConfigError(f"configuration {path}: cannot be read: {error.strerror}") from error
-    if len(content) > MAX_BYTES:
-        raise ConfigError(f"configuration {path}: is longer than {MAX_BYTES} bytes")
     raw = parse(text, f"configuration {path}")
     if raw is None:
         return {}

@@ -9,6 +9,7 @@ from typing import Generic, TypeVar
 
 import structlog
 
+from common.config.plain_file import read_plain_file
 from common.errors import ConfigError
 
 log = structlog.get_logger(__name__)
@@ -31,7 +32,7 @@ class WatchedFiles(Generic[Made]):
         self._make = make
         self._lock = threading.Lock()
         self._seen = self._stamps()
-        self._made = make([_read(path) for path in self._paths])
+        self._made = make([read_plain_file(path, MAX_BYTES, str(path)) for path in self._paths])
 
     def current(self) -> Made:
         """The newest that could be made; the same object as long as nothing has changed."""
@@ -46,7 +47,7 @@ class WatchedFiles(Generic[Made]):
     def _make_again(self) -> None:
         shown = [str(path) for path in self._paths]
         try:
-            self._made = self._make([_read(path) for path in self._paths])
+            self._made = self._make([read_plain_file(path, MAX_BYTES, str(path)) for path in self._paths])
         except ConfigError as error:
             log.warning("changed_files_not_used", files=shown, error=error.message)
         else:
@@ -62,14 +63,3 @@ def _stamp(path: Path) -> tuple[int, int, int] | None:
     except OSError:
         return None
     return status.st_mtime_ns, status.st_ino, status.st_size
-
-
-def _read(path: Path) -> bytes:
-    try:
-        with path.open("rb") as file:
-            content = file.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
-    if len(content) > MAX_BYTES:
-        raise ConfigError(f"{path}: is longer than {MAX_BYTES} bytes")
-    return content
