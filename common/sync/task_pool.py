@@ -73,6 +73,11 @@ class TaskPool:
         """Explorers that have not delivered all that they hold."""
         return tuple(name for name, loan in self._loans.items() if loan.lent)
 
+    @property
+    def missing(self) -> frozenset[str]:
+        """Explorers that held something when the pool was stored, and are neither back nor given up."""
+        return frozenset(self._presumed)
+
     def lend(self, explorer: str, count: int) -> list[int]:
         """Positions for so many groups; fewer where fewer are left."""
         positions: list[int] = []

@@ -15,26 +15,25 @@ class TaskDealer:
     def __init__(self) -> None:
         self.pool = TaskPool()
         self._order_hash = ""
-        self._missing: set[str] = set()
 
     @property
     def left(self) -> int | None:
         """Tasks that can be dealt now; None: endless.
 
-        None at all before the first explorer has come, and after a restart as long as an explorer is missing that held
-        tasks: others may have dealt it more than the checkpoint knows.
+        0 before the first explorer has come, and after a restart while one that held tasks is missing: others may have been
+        dealt more than the checkpoint knows.
         """
-        return self.pool.left if self._order_hash and not self._missing else 0
+        return self.pool.left if self._order_hash and not self.missing else 0
 
     @property
     def missing(self) -> frozenset[str]:
         """Explorers that held tasks when the checkpoint was written, and are not back."""
-        return frozenset(self._missing)
+        return self.pool.missing
 
     @property
     def is_exhausted(self) -> bool:
         """Whether every task was dealt, and has arrived."""
-        return bool(self._order_hash) and not self._missing and self.pool.is_exhausted
+        return bool(self._order_hash) and not self.missing and self.pool.is_exhausted
 
     def meet(self, explorer: str, order_hash: str, total: int) -> None:
         """An explorer says which tasks it knows. Raises RunMismatch when they are not those of the run."""
@@ -52,11 +51,9 @@ class TaskDealer:
             self.pool.rejoin(explorer, held)
         except ValueError as error:
             raise ProtocolViolation(f"explorer {explorer}: {error}") from error
-        self._missing.discard(explorer)
 
     def give_up(self, explorer: str) -> int:
         """Nobody waits for it any more; returns how many of its tasks go to others."""
-        self._missing.discard(explorer)
         return self.pool.give_up(explorer)
 
     def state(self) -> dict[str, Any]:
@@ -71,4 +68,3 @@ class TaskDealer:
             self.pool.restore(state["pool"])
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise CheckpointInvalid(f"the tasks in the checkpoint are malformed: {error}") from error
-        self._missing = set(self.pool.holders)
