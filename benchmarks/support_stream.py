@@ -22,6 +22,7 @@ from common.process import prepare_process
 from common.rpc.server import RpcServer
 from common.status import StatusBoard
 from common.sync.events import ExplorerFinished, GroupsReceived, TrainerEvent
+from common.sync.lineage import Lineage
 from common.wire.experiences import batch_to_wire
 from common.wire.revision import PROTOCOL_REVISION
 from explorer_service.experience_stream import ExperienceStream, Words
@@ -31,7 +32,6 @@ from explorer_service.spool_thread import SpoolThread
 from explorer_service.task_share import TaskShare
 from protos.tandem.v1 import explorer_pb2, trainer_pb2
 from trainer_service.buffer.assemble import assemble
-from trainer_service.buffer.lineage import Lineage
 from trainer_service.buffer.queue import GroupQueue
 from trainer_service.explorer_link import ExplorerLink
 

@@ -29,10 +29,10 @@ from common.rpc.credentials import ServerSecurity
 from common.rpc.server import RpcServer
 from common.service import Signals, StageEnd
 from common.status import StatusBoard
+from common.sync.lineage import Lineage, restore
 from common.sync.policy import Method
 from protos.tandem.v1 import trainer_pb2, trainer_pb2_grpc
 from trainer_service.buffer.examples import ExampleBuffer
-from trainer_service.buffer.lineage import Lineage, restore
 from trainer_service.buffer.queue import GroupQueue
 from trainer_service.buffer.source import BatchSource, ExampleSource, ExplorerSource
 from trainer_service.control import Control

@@ -13,8 +13,6 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
-from types import MappingProxyType
 
 from common.sync import explorer_machine, trainer_machine
 from common.sync.actions import (
@@ -58,9 +56,10 @@ from common.sync.events import (
     WeightsStaged,
     WindowRepeated,
 )
-from common.sync.explorer_machine import ExplorerSyncState, Version
+from common.sync.explorer_machine import Version
 from common.sync.happening import Group, Happening, Kind
-from common.sync.parties import Account, Checkpoint, Explorer, Stored
+from common.sync.lineage import Lineage
+from common.sync.parties import Account, Checkpoint, Explorer
 from common.sync.policy import SyncPolicy
 from common.sync.task_pool import TaskPool
 from common.sync.trainer_state import TrainerSyncState
@@ -82,7 +81,6 @@ class Pair:
         self.policy = policy
         self.total_steps = total_steps
         self.pool = TaskPool(tasks)
-        self.epoch = 1
         self.trainer = TrainerSyncState(tasks_left=0)
         self.explorers = [Explorer(f"explorer-{index}") for index in range(explorers)]
         self.accounts = [Account() for _ in range(explorers)]
@@ -94,10 +92,14 @@ class Pair:
         self.ending = False
         self.missing: set[int] = set()
         """Explorers that may hold tasks that a restarted trainer does not know to be lent."""
-        self.lineage: tuple[tuple[int, int], ...] = ()
-        """(run epoch, last step that counts) of the epochs before."""
+        self.lineage = Lineage(1)
         self._post = post
         self._index = {explorer.name: index for index, explorer in enumerate(self.explorers)}
+
+    @property
+    def epoch(self) -> int:
+        """The trainer's run epoch."""
+        return self.lineage.epoch
 
     # --- what a driver can make happen ------------------------------------------------------------------------------
 
@@ -162,29 +164,12 @@ class Pair:
     def restart_explorer(self, index: int) -> None:
         """The explorer is killed and comes back, not joined yet: what was in flight begins anew on the first version it gets."""
         self.cut(index)
-        explorer = self.explorers[index]
-        stored = explorer.stored
-        explorer.life += 1
-        explorer.running = dict(stored.running)
-        explorer.tasks = dict(stored.tasks)
-        explorer.begun = {}
-        explorer.asked = None
-        explorer.finishes = 0
-        explorer.state = ExplorerSyncState(
-            phase=stored.state.phase,
-            window=stored.state.window,
-            explore_step=stored.state.explore_step,
-            unstarted=stored.state.unstarted,
-            started=stored.state.started,
-            credit_limit=stored.state.started,
-            in_flight=MappingProxyType(dict(Counter(stored.running.values()))),
-            taskset_ended=stored.state.taskset_ended,
-        )
+        self.explorers[index].restart()
 
     def checkpoint(self) -> Checkpoint:
         """What a trainer that is killed later can restart from."""
         gone = tuple(frozenset(account.gone) for account in self.accounts)
-        return Checkpoint(self.trainer.step, gone, self.lineage, self.epoch, self.pool.state())
+        return Checkpoint(self.trainer.step, gone, self.lineage, self.pool.state())
 
     def restart_trainer(self, checkpoint: Checkpoint) -> None:
         """The trainer is killed and comes back from the checkpoint; no explorer is joined yet."""
@@ -195,15 +180,11 @@ class Pair:
         self.pool = TaskPool(self.pool.total)
         self.pool.restore(checkpoint.pool)
         self.missing = {index for index, explorer in enumerate(self.explorers) if explorer.streams}
-        self.lineage = (*checkpoint.lineage, (checkpoint.epoch, checkpoint.step))
-        self.epoch += 1
+        self.lineage = checkpoint.lineage.next(self.epoch + 1, checkpoint.step)
         self.trainer = TrainerSyncState(step=checkpoint.step, tasks_left=0)
         self.queue, self.batch = [], []
         for account, gone in zip(self.accounts, checkpoint.gone, strict=True):
-            account.gone = set(gone)
-            account.received = 0
-            while account.received in gone:
-                account.received += 1
+            account.restore(gone)
         for index in range(len(self.explorers)):
             self.feed_explorer(index, CreditRevoked())
 
@@ -286,10 +267,9 @@ class Pair:
 
     def _tell_oldest(self, index: int) -> None:
         explorer = self.explorers[index]
-        oldest = min(explorer.begun.values(), default=explorer.state.version[1])
-        if explorer.connected and oldest != explorer.told and explorer.state.version > (0, 0):
-            explorer.told = oldest
-            self._send(Kind.OLDEST, index, version=(0, oldest))
+        if explorer.connected and explorer.oldest != explorer.told and explorer.state.version > (0, 0):
+            explorer.told = explorer.oldest
+            self._send(Kind.OLDEST, index, version=(0, explorer.oldest))
 
     def _start_for_trainer(self, action: TrainerAction) -> None:
         match action:
@@ -348,9 +328,6 @@ class Pair:
         self._send(Kind.WAITS, index, version=(report.epoch, report.step), limit=report.started, tasks=returned)
 
     def _waits(self, explorer: Explorer, word: Happening) -> None:
-        if word.kind is Kind.OLDEST:
-            self.feed_trainer(OldestInFlight(explorer.name, word.version[1]))
-            return
         if word.version[0] != self.epoch:
             return
         self.pool.take_back(explorer.name, word.tasks)
@@ -368,21 +345,12 @@ class Pair:
 
     def _roll_out(self, index: int, ordinal: int, version: Version) -> None:
         explorer = self.explorers[index]
-        explorer.begun[ordinal] = version[1]
-        group = Group(index, ordinal, explorer.running[ordinal], version, version, explorer.tasks[ordinal])
-        self._post(Happening(Kind.ROLLOUT, index, explorer.life, group=group))
+        self._post(Happening(Kind.ROLLOUT, index, explorer.life, group=explorer.begin(index, ordinal, version)))
 
     def _spool(self, index: int, group: Group) -> None:
         explorer = self.explorers[index]
-        del explorer.running[group.ordinal], explorer.tasks[group.ordinal], explorer.begun[group.ordinal]
-        spooled = replace(group, newest=explorer.state.version, place=len(explorer.spool))
-        explorer.spool.append(spooled)
-        self._store(explorer)
-        self._send(Kind.GROUP, index, spooled)
+        self._send(Kind.GROUP, index, explorer.put(group))
         self.feed_explorer(index, GroupFinished(group.explore_step))
-
-    def _store(self, explorer: Explorer) -> None:
-        explorer.stored = Stored(explorer.state, dict(explorer.running), dict(explorer.tasks))
 
     def _receive(self, index: int, group: Group) -> None:
         account, name = self.accounts[index], self.explorers[index].name
@@ -392,7 +360,7 @@ class Pair:
             self.feed_trainer(GroupsDropped(name, 1))
         elif not self.pool.arrive(name, group.task):
             self._drop(group, "task_done_before")
-        elif not self._holds(group.newest):
+        elif not self.lineage.holds(*group.newest):
             self._drop(group, "lost_lineage")
         else:
             heapq.heappush(self.queue, (group.turn, group))
@@ -420,7 +388,7 @@ class Pair:
             for ordinal in explorer.running:
                 self._roll_out(index, ordinal, version)
         self.feed_explorer(index, WeightsApplied(*version))
-        self._store(explorer)
+        explorer.store()
         if version[0] == self.epoch:
             self._send(Kind.OUTCOME, index, version=version)
 
@@ -431,10 +399,8 @@ class Pair:
                 self._spool(index, happening.group)
             case Kind.GROUP if happening.group is not None:
                 self._receive(index, happening.group)
-            case Kind.FINISHED:
-                self.feed_trainer(ExplorerFinished(explorer.name, happening.limit))
-            case Kind.WAITS | Kind.OLDEST:
-                self._waits(explorer, happening)
+            case Kind.FINISHED | Kind.WAITS | Kind.OLDEST:
+                self._said(explorer, happening)
             case Kind.REPEAT | Kind.TASKS_ENDED | Kind.CREDIT:
                 self._told(explorer, happening)
             case Kind.PUSH:
@@ -447,6 +413,14 @@ class Pair:
                 self._ask(explorer)
             case _:
                 self._answer(index, newer=happening.newer)
+
+    def _said(self, explorer: Explorer, word: Happening) -> None:
+        if word.kind is Kind.FINISHED:
+            self.feed_trainer(ExplorerFinished(explorer.name, word.limit))
+        elif word.kind is Kind.OLDEST:
+            self.feed_trainer(OldestInFlight(explorer.name, word.version[1]))
+        else:
+            self._waits(explorer, word)
 
     def _told(self, explorer: Explorer, word: Happening) -> None:
         if word.kind is Kind.REPEAT:
@@ -464,13 +438,8 @@ class Pair:
             explorer.call_failed = True
 
     def _answer(self, index: int, *, newer: bool) -> None:
-        explorer = self.explorers[index]
-        if explorer.asked is not None:
-            # The answer may be to the call before: then nothing newer than at this one is live.
-            came = newer and explorer.state.version > explorer.asked
-            explorer.asked = None
-            if not came:
-                self.feed_explorer(index, NothingNewer())
+        if self.explorers[index].lacks_what_it_asked_for(newer=newer):
+            self.feed_explorer(index, NothingNewer())
 
     def _trained(self) -> None:
         for group in self.batch:
@@ -480,13 +449,3 @@ class Pair:
 
     def _nothing_comes(self) -> bool:
         return not self.missing and trainer_machine.nothing_comes(self.trainer)
-
-    def _holds(self, version: Version) -> bool:
-        """Whether the present weights descend from this version."""
-        epoch, step = version
-        if epoch == self.epoch:
-            return True
-        if any(step > resumed for past, resumed in self.lineage if past >= epoch):
-            return False
-        began = max((resumed for past, resumed in self.lineage if past < epoch), default=0)
-        return step <= began or any(past == epoch for past, _ in self.lineage)

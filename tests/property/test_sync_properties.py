@@ -282,5 +282,5 @@ def _check_the_books(shuffled: ShuffledPair) -> None:
 
 def _in_lineage(shuffled: ShuffledPair, epoch: int, step: int) -> bool:
     """Whether the step that began at `step` of this epoch is part of the present state."""
-    ends = {past: end for past, end in shuffled.pair.lineage if past >= epoch}
+    ends = {past: end for past, end in shuffled.pair.lineage.resumed if past >= epoch}
     return epoch == shuffled.pair.epoch or (epoch in ends and step < min(ends.values()))

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from common.experience.received import ReceivedBatch, ReceivedGroup
+from common.sync.lineage import Lineage
 from trainer_service.buffer.account import ExplorerAccount
-from trainer_service.buffer.lineage import Lineage
 from trainer_service.buffer.task_dealer import TaskDealer
 from trainer_service.ledger import Ledger, NoLedger
 

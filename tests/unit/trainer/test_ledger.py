@@ -9,9 +9,9 @@ import pytest
 from common.audit.ledger_files import EpochLedger, read_ledgers
 from common.audit.records import Dropped, Saved, Skipped, Step
 from common.errors import CheckpointInvalid, ConfigError, StorageFailed
+from common.sync.lineage import Lineage
 from tests.support.hand_ledgers import Row, rows_of, start
 from tests.support.received_groups import received_batch
-from trainer_service.buffer.lineage import Lineage
 from trainer_service.buffer.queue import GroupQueue
 from trainer_service.ledger import LedgerFile, frontiers
 

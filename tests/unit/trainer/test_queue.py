@@ -3,8 +3,8 @@
 import pytest
 
 from common.errors import ProtocolViolation
+from common.sync.lineage import Lineage
 from tests.support.received_groups import received_batch
-from trainer_service.buffer.lineage import Lineage
 from trainer_service.buffer.queue import LOST_LINEAGE, TOO_STALE, GroupQueue
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from trainer_service.buffer.lineage import Lineage, restore
+from common.sync.lineage import Lineage, restore
 
 
 @pytest.mark.parametrize(
