@@ -13,7 +13,7 @@ def test_a_file_is_read_up_to_its_bound(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_bytes(b"12345")
     assert read_plain_file(file, 5, "it") == b"12345"
-    with pytest.raises(ConfigError, match="^it: is longer than 4 bytes"):
+    with pytest.raises(ConfigError, match=r"^it: is longer than 4 bytes"):
         read_plain_file(file, 4, "it")
 
 
