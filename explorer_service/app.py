@@ -185,7 +185,7 @@ class ExplorerStage:
 
     def _stands(self) -> ReportWaiting | None:
         state = self._parts.explorer.state
-        return explorer_machine.report_of_waiting(state) if explorer_machine.stands(state) else None
+        return explorer_machine.report_of_waiting(state) if explorer_machine.stands(state, self._policy) else None
 
     def _oldest_in_flight(self) -> int | None:
         return self._parts.explorer.oldest_in_flight()

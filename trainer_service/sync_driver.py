@@ -9,13 +9,13 @@ from typing import Protocol
 import structlog
 
 from common.changes import Changes
-from common.errors import PeerUnavailable
+from common.errors import PeerUnavailable, RunMismatch
 from common.status import StatusBoard
 from common.sync import trainer_machine
 from common.sync.actions import AnswerSync, Deliver, Grant, Publish, RepeatWindow, TrainerAction
 from common.sync.events import ExplorerLeft, TrainerEvent
 from common.sync.policy import SyncPolicy
-from common.sync.trainer_state import TrainerSyncState
+from common.sync.trainer_state import TrainerSyncState, begun_at
 from common.weights.version import PolicyVersion
 from protos.tandem.v1 import trainer_pb2
 from trainer_service.engine.base import TrainEngine
@@ -60,7 +60,7 @@ class SyncDriver:
         No step starts while fewer than `min_explorers` are connected.
         """
         self.policy = policy
-        self.state = TrainerSyncState(step=step, tasks_left=0)
+        self.state = begun_at(step, policy)
         self.links: dict[str, Link] = {}
         self.published: Published | None = None
         """The version that became ready last."""
@@ -98,7 +98,7 @@ class SyncDriver:
             return trainer_machine.may_train(self.state, self.policy) or self._interrupted()
 
         if not may_train():
-            behind = ", ".join(trainer_machine.behind(self.state)) or "an explorer"
+            behind = ", ".join(trainer_machine.behind(self.state, self.policy)) or "an explorer"
             waiting_for = (
                 f"{behind} to apply version {self.state.published} before version {self.state.step} is published"
             )
@@ -165,7 +165,12 @@ class SyncDriver:
                 publication = self._publish(step)
                 for name in explorers:
                     self.links[name].deliver(publication)
-            case Deliver(_, explorer) if self._publication is not None:
+            case Deliver(step, explorer):
+                if self._publication is None:
+                    raise RunMismatch(
+                        f"explorer {explorer} does not have version {step}, and this trainer, which went on from a later step, has "
+                        "it not either; a deterministic run cannot go on without it"
+                    )
                 self.links[explorer].deliver(self._publication)
             case Grant(explorer, count, min_step):
                 self.links[explorer].grant(count, min_step)

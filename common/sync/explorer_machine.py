@@ -22,6 +22,8 @@ Rules (DESIGN section 5), checked after every event:
   - one of an earlier j (steps were lost with the trainer): window j was made, and is in the spool or trained, so its end
     is waited at; what was made of later windows is lost, and they are made again, whole. But if groups of window j were
     acknowledged already (the trainer goes on from before its newest checkpoint), it is made again too.
+* fixed and reproducible: a version is applied at a boundary alone, whatever its run epoch, and none that is not newer than
+  the live one. An explorer that restarts has kept its version: the first one that is applied is that one.
 
 An illegal event raises `IllegalEvent` and changes nothing.
 """
@@ -110,20 +112,25 @@ def step(
     state: ExplorerSyncState, event: ExplorerEvent, policy: SyncPolicy
 ) -> tuple[ExplorerSyncState, tuple[ExplorerAction, ...]]:
     """Takes the event in, then does whatever has become possible."""
-    stood = stands(state)
+    stood = stands(state, policy)
     state, actions = _take_in(state, event, policy)
     done: list[ExplorerAction] = list(actions)
     while (advance := _advance(state, policy)) is not None:
         state, more = advance
         done.extend(more)
-    if stands(state) and (not stood or state.credit_limit > state.started):
+    if stands(state, policy) and (not stood or state.credit_limit > state.started):
         done.append(report_of_waiting(state))
         state = replace(state, credit_limit=state.started)
     return state, tuple(done)
 
 
-def stands(state: ExplorerSyncState) -> bool:
-    """fixed: whether it waits at its boundary, with nothing in flight."""
+def stands(state: ExplorerSyncState, policy: SyncPolicy) -> bool:
+    """fixed: whether it is to say that it waits at its boundary, with nothing in flight.
+
+    Reproducible: no, for nobody else is there to use the credit that it would give back, and tasks would lose their order.
+    """
+    if policy.reproducible:
+        return False
     drained = not state.in_flight and not state.applying
     return state.phase is Phase.WAITING and drained and state.version != (0, 0)
 
@@ -153,7 +160,7 @@ def _take_in(
 ) -> tuple[ExplorerSyncState, tuple[ExplorerAction, ...]]:
     match event:
         case CreditGranted() | CreditRevoked() | WindowRepeated() | NothingNewer():
-            return _told(state, event), ()
+            return _told(state, event, policy), ()
         case WeightsStaged(epoch, version):
             if (epoch, version) < state.version:
                 raise IllegalEvent(f"version {(epoch, version)} staged, {state.version} is live")
@@ -169,7 +176,7 @@ def _take_in(
 
 
 def _told(
-    state: ExplorerSyncState, word: CreditGranted | CreditRevoked | WindowRepeated | NothingNewer
+    state: ExplorerSyncState, word: CreditGranted | CreditRevoked | WindowRepeated | NothingNewer, policy: SyncPolicy
 ) -> ExplorerSyncState:
     match word:
         case CreditGranted(groups, min_step):
@@ -180,7 +187,7 @@ def _told(
         case CreditRevoked():
             return replace(state, credit_limit=state.started)
         case WindowRepeated(repeated):
-            goes_on = stands(state) and state.version[1] == repeated
+            goes_on = stands(state, policy) and state.version[1] == repeated
             return replace(state, phase=Phase.EXPLORING) if goes_on else state
         case NothingNewer():
             return replace(state, phase=Phase.EXPLORING) if state.phase is Phase.ASKING else state
@@ -265,7 +272,7 @@ def _advance(state: ExplorerSyncState, policy: SyncPolicy) -> Advance | None:
         return None
     if state.staged is not None and _may_apply(state, policy):
         return replace(state, applying=True), (ApplyWeights(*state.staged),)
-    if state.version == (0, 0) or _holds_for_new_epoch(state):
+    if state.version == (0, 0) or _holds_for_new_epoch(state, policy):
         return None
     if _stops_making(state):
         if state.in_flight or state.finished or state.draining_for_good:
@@ -289,8 +296,8 @@ def _stops_making(state: ExplorerSyncState) -> bool:
     return state.taskset_ended or state.draining_for_good
 
 
-def _holds_for_new_epoch(state: ExplorerSyncState) -> bool:
-    return state.staged is not None and state.staged[0] > state.version[0]
+def _holds_for_new_epoch(state: ExplorerSyncState, policy: SyncPolicy) -> bool:
+    return not policy.reproducible and state.staged is not None and state.staged[0] > state.version[0]
 
 
 def _may_apply(state: ExplorerSyncState, policy: SyncPolicy) -> bool:
@@ -299,7 +306,7 @@ def _may_apply(state: ExplorerSyncState, policy: SyncPolicy) -> bool:
         return True
     if state.in_flight:
         return False
-    unbound = _holds_for_new_epoch(state) or _stops_making(state)
+    unbound = _holds_for_new_epoch(state, policy) or _stops_making(state)
     starved = policy.style is not Style.FIXED and state.phase is Phase.EXPLORING and _credit(state) <= 0
     at_boundary = state.phase in {Phase.WAITING, Phase.ASKING} or (
         state.phase is Phase.DRAINING and policy.style is not Style.EXPLORER_DRIVEN

@@ -62,7 +62,7 @@ from common.sync.lineage import Lineage
 from common.sync.parties import Account, Checkpoint, Explorer
 from common.sync.policy import SyncPolicy
 from common.sync.task_pool import TaskPool
-from common.sync.trainer_state import TrainerSyncState
+from common.sync.trainer_state import begun_at
 
 
 class Pair:
@@ -81,7 +81,7 @@ class Pair:
         self.policy = policy
         self.total_steps = total_steps
         self.pool = TaskPool(tasks)
-        self.trainer = TrainerSyncState(tasks_left=0)
+        self.trainer = begun_at(0, policy)
         self.explorers = [Explorer(f"explorer-{index}") for index in range(explorers)]
         self.accounts = [Account() for _ in range(explorers)]
         self.queue: list[tuple[tuple[int, int, int], Group]] = []
@@ -108,14 +108,16 @@ class Pair:
         explorer, account = self.explorers[index], self.accounts[index]
         explorer.connected = True
         explorer.streams += 1
+        explorer.offered = None
         live = explorer.state.version
+        known = live[0] == self.epoch or (self.policy.reproducible and live > (0, 0))
         spooled = {group.task for group in explorer.spool if group.place not in account.gone}
         self.pool.rejoin(explorer.name, spooled | set(explorer.tasks.values()))
         self.missing.discard(index)
         self.feed_trainer(
             ExplorerJoined(
                 explorer.name,
-                applied=live[1] if live[0] == self.epoch else None,
+                applied=live[1] if known else None,
                 started=explorer.state.started,
                 received=account.received,
                 gone=sum(place < account.received for place in account.gone),
@@ -128,7 +130,7 @@ class Pair:
             self.feed_explorer(index, DrainRequested())
         explorer.told = None
         self._tell_oldest(index)
-        if explorer_machine.stands(explorer.state):
+        if explorer_machine.stands(explorer.state, self.policy):
             self._report(index, explorer_machine.report_of_waiting(explorer.state))
         if explorer.state.finished:
             self._send(Kind.FINISHED, index, limit=explorer.state.started)
@@ -162,9 +164,15 @@ class Pair:
         self._end_tasks()
 
     def restart_explorer(self, index: int) -> None:
-        """The explorer is killed and comes back, not joined yet: what was in flight begins anew on the first version it gets."""
+        """The explorer is killed and comes back, not joined yet: what was in flight begins anew on the first version it gets.
+
+        Reproducible: on the version that it had.
+        """
         self.cut(index)
-        self.explorers[index].restart()
+        explorer = self.explorers[index]
+        explorer.restart()
+        if self.policy.reproducible and explorer.stored.state.version > (0, 0):
+            self._swapped(index, explorer.stored.state.version)
 
     def checkpoint(self) -> Checkpoint:
         """What a trainer that is killed later can restart from."""
@@ -181,7 +189,7 @@ class Pair:
         self.pool.restore(checkpoint.pool)
         self.missing = {index for index, explorer in enumerate(self.explorers) if explorer.streams}
         self.lineage = checkpoint.lineage.next(self.epoch + 1, checkpoint.step)
-        self.trainer = TrainerSyncState(step=checkpoint.step, tasks_left=0)
+        self.trainer = begun_at(checkpoint.step, self.policy)
         self.queue, self.batch = [], []
         for account, gone in zip(self.accounts, checkpoint.gone, strict=True):
             account.restore(gone)
@@ -349,8 +357,14 @@ class Pair:
 
     def _spool(self, index: int, group: Group) -> None:
         explorer = self.explorers[index]
-        self._send(Kind.GROUP, index, explorer.put(group))
-        self.feed_explorer(index, GroupFinished(group.explore_step))
+        explorer.made[group.ordinal] = group
+        while explorer.made:
+            lowest = min(explorer.running) if self.policy.reproducible else group.ordinal
+            if lowest not in explorer.made:
+                return
+            ready = explorer.made.pop(lowest)
+            self._send(Kind.GROUP, index, explorer.put(ready))
+            self.feed_explorer(index, GroupFinished(ready.explore_step))
 
     def _receive(self, index: int, group: Group) -> None:
         account, name = self.accounts[index], self.explorers[index].name
@@ -360,7 +374,7 @@ class Pair:
             self.feed_trainer(GroupsDropped(name, 1))
         elif not self.pool.arrive(name, group.task):
             self._drop(group, "task_done_before")
-        elif not self.lineage.holds(*group.newest):
+        elif not self.policy.reproducible and not self.lineage.holds(*group.newest):
             self._drop(group, "lost_lineage")
         else:
             heapq.heappush(self.queue, (group.turn, group))
@@ -377,9 +391,21 @@ class Pair:
 
     def _stage(self, index: int, version: Version) -> None:
         state = self.explorers[index].state
-        if version == state.version:
+        if self.policy.reproducible:
+            self._stage_step(index, version)
+        elif version == state.version:
             self._send(Kind.OUTCOME, index, version=version)
         elif version > max(state.version, state.staged or (0, 0)):
+            self.feed_explorer(index, WeightsStaged(*version))
+
+    def _stage_step(self, index: int, version: Version) -> None:
+        """A version is known by its step: what is here already, from whichever epoch, is not brought again."""
+        explorer = self.explorers[index]
+        if version[1] <= explorer.state.version[1] and explorer.state.version > (0, 0):
+            self._send(Kind.OUTCOME, index, version=version)
+            return
+        explorer.offered = version[1]
+        if explorer.state.staged is None or version[1] > explorer.state.staged[1]:
             self.feed_explorer(index, WeightsStaged(*version))
 
     def _swapped(self, index: int, version: Version) -> None:
@@ -389,7 +415,11 @@ class Pair:
                 self._roll_out(index, ordinal, version)
         self.feed_explorer(index, WeightsApplied(*version))
         explorer.store()
-        if version[0] == self.epoch:
+        if self.policy.reproducible:
+            if explorer.offered is not None and explorer.offered <= version[1]:
+                self._send(Kind.OUTCOME, index, version=(self.epoch, explorer.offered))
+                explorer.offered = None
+        elif version[0] == self.epoch:
             self._send(Kind.OUTCOME, index, version=version)
 
     def _over(self, explorer: Explorer, happening: Happening) -> None:

@@ -70,6 +70,10 @@ class Explorer:
         """What it said last in this stream of the oldest of them."""
         self.given: deque[int] = deque()
         """Tasks that credit came with, of groups that are not begun."""
+        self.made: dict[int, Group] = {}
+        """Reproducible: groups in flight that are finished, and not spooled before those with lower ordinals."""
+        self.offered: int | None = None
+        """Reproducible: step of the version that the trainer of this stream waits to see applied."""
         self.asked: Version | None = None
         """The live version when it asked for a sync, while there is no answer."""
         self.call_failed = False
@@ -116,6 +120,8 @@ class Explorer:
         self.running = dict(stored.running)
         self.tasks = dict(stored.tasks)
         self.begun = {}
+        self.made = {}
+        self.offered = None
         self.asked = None
         self.finishes = 0
         self.state = ExplorerSyncState(

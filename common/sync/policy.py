@@ -52,6 +52,14 @@ class SyncPolicy:
     repeats_windows: bool = True
     """fixed: who stands at its boundary makes another window on the same version when the trainer lacks groups, as it does
     when an explorer is gone. False: to see whether a schedule gets along without that."""
+    reproducible: bool = False
+    """fixed, one explorer: every window is made on exactly its version, also after restarts. A version is known by its step
+    alone: what is trained again after a restart comes out the same, so nothing that was made on it is ever given up."""
+
+    def __post_init__(self) -> None:
+        """Raises ImpossiblePolicy."""
+        if self.reproducible and self.style is not Style.FIXED:
+            raise ImpossiblePolicy(f"style {self.style.value} follows the clock: only fixed can be reproduced")
 
     def is_boundary(self, explore_step: int) -> bool:
         """Whether the explorer synchronizes after this explore step: e > n and (e - n) mod M = 0."""

@@ -313,7 +313,7 @@ class Simulation:
             return "the final weights to be applied everywhere"
         if not trainer_machine.may_train(pair.trainer, pair.policy):
             return (
-                f"{len(trainer_machine.behind(pair.trainer))} of {len(pair.explorers)} explorers to apply version "
+                f"{len(trainer_machine.behind(pair.trainer, pair.policy))} of {len(pair.explorers)} explorers to apply version "
                 f"{pair.trainer.published} before it publishes version {pair.trainer.step}"
             )
         return f"{pair.policy.groups_per_train_step} groups, {len(pair.queue)} are there"

@@ -26,6 +26,10 @@ Rules (DESIGN section 5), checked after every event:
   and it is less than a step takes (an explorer is gone, or groups were lost), as many as are needed make another window
   on it. Who is away for a moment is waited for: its own groups are what the step lacks.
 
+* fixed and reproducible: the version of a step is the same whichever run epoch made it. So an explorer that is ahead of a
+  trainer that restarted lacks nothing until the trainer has passed it; and no step starts before the published version is
+  applied, also by who is away: no version may be lost that a window is still to be made on.
+
 An illegal event raises `IllegalEvent` and changes nothing.
 """
 
@@ -112,6 +116,8 @@ def is_due(state: TrainerSyncState, policy: SyncPolicy) -> bool:
 
 def may_train(state: TrainerSyncState, policy: SyncPolicy) -> bool:
     """Whether the next step may start: nothing that is due waits to be published."""
+    if policy.reproducible and not state.ending and behind(state, policy):
+        return False
     return not state.training and not is_due(state, policy)
 
 
@@ -127,9 +133,16 @@ def too_slow_for(state: TrainerSyncState, policy: SyncPolicy, step: int) -> tupl
     )
 
 
-def behind(state: TrainerSyncState) -> tuple[str, ...]:
-    """The explorers that take part and have not applied the last published version."""
-    return tuple(name for name, view in state.explorers.items() if view.takes_part and view.applied != state.published)
+def behind(state: TrainerSyncState, policy: SyncPolicy) -> tuple[str, ...]:
+    """The explorers that take part and have not applied the last published version; reproducible: who is away, too."""
+    if state.published is None:
+        return ()
+    waits_for_all = policy.reproducible and not state.ending
+    return tuple(
+        name
+        for name, view in state.explorers.items()
+        if (view.takes_part or (waits_for_all and not view.finished)) and _lacks(view, state.published, policy)
+    )
 
 
 def nothing_comes(state: TrainerSyncState) -> bool:
@@ -212,7 +225,7 @@ def _join(
         known = _with_version(known, event.applied, policy)
     view = ExplorerView(
         applied=event.applied,
-        owed=state.published is None or event.applied != state.published,
+        owed=state.published is None or _lacks(event, state.published, policy),
         asking=asking and not newest,
         granted=max(event.started, event.received),
         received=event.received,
@@ -281,16 +294,25 @@ def _publish_what_is_due(
 ) -> tuple[TrainerSyncState, tuple[TrainerAction, ...]]:
     if state.training or not is_due(state, policy):
         return state, ()
-    if policy.style is Style.FIXED and state.published is not None and behind(state):
+    if policy.style is Style.FIXED and behind(state, policy):
         return state, ()
     receivers = tuple(
         name
         for name, view in state.explorers.items()
-        if view.connected and (_wants_newer(view, policy) or state.ending or policy.style is not Style.EXPLORER_DRIVEN)
+        if view.connected
+        and _lacks(view, state.step, policy)
+        and (_wants_newer(view, policy) or state.ending or policy.style is not Style.EXPLORER_DRIVEN)
     )
     targeted = {name: replace(state.explorers[name], target=state.step, owed=False) for name in receivers}
     views = MappingProxyType({**state.explorers, **targeted})
     return replace(state, published=state.step, explorers=views), (Publish(state.step, receivers),)
+
+
+def _lacks(explorer: ExplorerView | ExplorerJoined, version: int, policy: SyncPolicy) -> bool:
+    """Whether it is to get this version of the present run epoch."""
+    if policy.reproducible and explorer.applied is not None:
+        return explorer.applied < version
+    return explorer.applied != version
 
 
 def _deliver_to_newcomers(
@@ -303,7 +325,7 @@ def _deliver_to_newcomers(
     actions: list[TrainerAction] = []
     for name in names:
         view = state.explorers[name]
-        lacking = view.applied != published and (view.owed or _wants_newer(view, policy))
+        lacking = _lacks(view, published, policy) and (view.owed or _wants_newer(view, policy))
         if view.connected and view.target is None and lacking:
             state = with_view(state, name, replace(view, target=published, owed=False))
             actions.append(Deliver(published, name))

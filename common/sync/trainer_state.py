@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from common.sync.events import ExplorerWaits
+from common.sync.policy import SyncPolicy
 
 
 class IllegalEvent(ValueError):
@@ -82,6 +83,17 @@ class TrainerSyncState:
     """Groups granted or received, by any explorer, and neither gone nor in the running step."""
     tasks_left: int | None = None
     """Tasks that no group was granted for; None: endless."""
+
+
+def begun_at(step: int, policy: SyncPolicy) -> TrainerSyncState:
+    """Where a trainer stands that goes on after so many steps; no task is known yet.
+
+    It publishes what it begins with. Reproducible: not between two publications of the schedule, where the explorer, which keeps
+    its weights, has the version before.
+    """
+    between = step % policy.trainer_interval
+    published = step - between if policy.reproducible and between else None
+    return TrainerSyncState(step=step, published=published, tasks_left=0)
 
 
 def outstanding(state: TrainerSyncState) -> int:

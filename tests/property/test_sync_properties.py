@@ -184,6 +184,29 @@ def test_on_policy_stays_on_policy_through_restarts_of_one_side(
     assert {step - group.oldest[1] for _, step, group in shuffled.trained} == {0}
 
 
+@given(seeds, st.integers(1, 3), st.integers(0, 3), st.integers(1, 3), st.integers(1, 8))
+@settings(deadline=None, max_examples=60)
+def test_a_reproducible_run_trains_the_same_groups_on_the_same_versions_whatever_fails(
+    seed: int, interval: int, offset: int, batch: int, faults: int
+) -> None:
+    policy = SyncPolicy(Style.FIXED, interval, interval, offset, batch, batch, repeats_windows=False, reproducible=True)
+    shuffled = ShuffledPair(
+        policy, 1, random.Random(seed), total_steps=4 * interval, faults=faults, kinds=("cut", "explorer", "trainer")
+    )
+    assert shuffled.run(), (shuffled.pair.trainer, shuffled.pair.explorers[0].state)
+    for group in shuffled.begun:
+        assert group.oldest[1] == interval * max(0, (group.explore_step - 1 - offset) // interval)
+    lineage: dict[int, list[tuple[int, int]]] = {}
+    for epoch, step, group in shuffled.trained:
+        if _in_lineage(shuffled, epoch, step):
+            lineage.setdefault(step, []).append((group.ordinal, group.task))
+    # By hand: the groups in order, each on the task of its own number.
+    assert lineage == {
+        step: [(number, number) for number in range(step * batch, (step + 1) * batch)] for step in range(4 * interval)
+    }
+    assert not shuffled.pair.dropped
+
+
 @given(balanced(), seeds, st.integers(0, 4))
 @settings(deadline=None, max_examples=40)
 def test_nothing_staler_than_the_bound_is_trained_and_credit_never_passes_the_queue(
