@@ -7,12 +7,21 @@ import math
 from typing import Any
 
 import structlog
+import torch
 
 from common.changes import Changes
 from common.config.describe import describe_sync, sync_policy
 from common.config.root import TandemConfig
 from common.config.security import Role
-from common.errors import PeerFailed, PeerUnavailable, RunMismatch, ShuttingDown, TandemError, WaitTimedOut
+from common.errors import (
+    PeerFailed,
+    PeerUnavailable,
+    RunMismatch,
+    ShuttingDown,
+    StorageFailed,
+    TandemError,
+    WaitTimedOut,
+)
 from common.models.tokenizer import load_tokenizer, tokenizer_hash
 from common.monitor.build import build_sinks
 from common.monitor.monitor import Monitor
@@ -25,6 +34,7 @@ from common.sync import explorer_machine
 from common.sync.actions import ReportWaiting
 from common.sync.events import ExplorerEvent
 from common.tasks import task_scope
+from common.weights.version import NEVER_APPLIED
 from common.wire.revision import PROTOCOL_REVISION
 from common.wire.versions import version_to_proto
 from explorer_service.engine.base import RolloutEngine
@@ -34,6 +44,7 @@ from explorer_service.experience_stream import ExperienceStream, Words
 from explorer_service.explore_metrics import ExploreMetrics
 from explorer_service.explorer import Explorer
 from explorer_service.group_runner import GroupRunner
+from explorer_service.kept_weights import KeptWeights
 from explorer_service.parts import build_taskset
 from explorer_service.progress import restore
 from explorer_service.server import SERVICE, ExplorerServicer, Parts, add_explorer_servicer
@@ -99,6 +110,7 @@ class ExplorerStage:
     async def _build(self) -> None:
         config = self._config
         configure_threads(config.explorer, processes_on_host=2)
+        torch.use_deterministic_algorithms(config.run.deterministic)
         policy = sync_policy(config)
         log.info("sync_regime", text=describe_sync(config))
         folder = config.stage_folder / "explorers"
@@ -108,7 +120,14 @@ class ExplorerStage:
         tokenizer = await asyncio.to_thread(load_tokenizer, config.model)
         engine = self._engine = await asyncio.to_thread(make_engine, config)
         progress, state = restore((await self._spool.call(self._spool.counters.load_state)).get(PROGRESS_KEY, {}))
-        weights = WeightIntake(config, engine, self._spool, self._changes, self._feed)
+        kept = KeptWeights(folder / f"{config.explorer.id}.weights") if policy.reproducible else None
+        weights = WeightIntake(config, engine, self._spool, self._changes, self._feed, kept)
+        await weights.take_up_kept()
+        if kept is not None and state.window is not None and weights.live == NEVER_APPLIED:
+            raise StorageFailed(
+                f"the weights that explorer {config.explorer.id} kept are not in {folder} any more; a deterministic run "
+                "cannot go on without them"
+            )
         fingerprint = tokenizer_hash(tokenizer)
         order = TaskOrder(len(taskset), config.taskset.shuffle, config.taskset.epochs, config.run.seed)
         order_hash = f"{taskset.fingerprint}-{order.fingerprint}"

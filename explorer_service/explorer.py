@@ -39,11 +39,13 @@ from common.sync.events import (
 )
 from common.sync.explorer_machine import ExplorerSyncState
 from common.sync.policy import SyncPolicy
+from common.weights.version import NEVER_APPLIED, PolicyVersion
 from common.wire.experiences import batch_to_wire
-from explorer_service.batching import check_group, take_batch
+from explorer_service.batching import check_group
 from explorer_service.evaluation import Evaluator
 from explorer_service.experience_stream import ExperienceStream
 from explorer_service.explore_metrics import ExploreMetrics
+from explorer_service.finished_groups import FinishedGroups
 from explorer_service.group_runner import GroupRunner
 from explorer_service.progress import GroupPlan, Progress
 from explorer_service.spool_thread import SpoolThread
@@ -96,7 +98,7 @@ class Explorer:
         self._changes = changes
         self._ask_trainer = ask_trainer
         self._events: deque[ExplorerEvent] = deque()
-        self._finished_groups: deque[ExperienceGroup] = deque()
+        self._finished_groups = FinishedGroups(in_order=policy.reproducible)
         self._spooling: list[ExperienceGroup] = []
         self._begun: dict[int, int] = {}
         self._spool_is_full = False
@@ -110,9 +112,12 @@ class Explorer:
         """Spools what groups make, until it is cancelled; an error in any of its tasks ends the group of tasks."""
         self._tasks = tasks
         self._metrics.start(self.state.explore_step)
+        if self._weights.live != NEVER_APPLIED:
+            # Kept from before a restart.
+            self._take_up(self._weights.live, window_lost=False)
         try:
             while True:
-                await self._changes.until(lambda: bool(self._finished_groups))
+                await self._changes.until(lambda: self._finished_groups.ready(self._progress.in_flight) > 0)
                 await self._until_spool_has_room()
                 await self._spool_finished()
         finally:
@@ -216,7 +221,7 @@ class Explorer:
                 plan = self._progress.plan(plan.ordinal, plan.explore_step, position)
             else:
                 self._failed_in_a_row = 0
-                self._finished_groups.append(group)
+                self._finished_groups.add(group)
                 self._changes.notify()
                 return
 
@@ -254,7 +259,9 @@ class Explorer:
     async def _spool_finished(self) -> None:
         """Commits finished groups as one batch, together with the progress that they make."""
         explorer = self._config.explorer
-        groups = take_batch(self._finished_groups, explorer.max_groups_per_batch, self._config.limits)
+        groups = self._finished_groups.take(
+            self._progress.in_flight, explorer.max_groups_per_batch, self._config.limits
+        )
         self._spooling = groups
         for group in groups:
             self._progress.done(group.ordinal)
@@ -276,10 +283,7 @@ class Explorer:
     async def _apply(self, epoch: int, step: int) -> None:
         async with self._evaluator.unpinned():
             applied = await self._weights.swap_in(epoch, step)
-        first = self.state.version == (0, 0)
-        if first:
-            self._start_interrupted()
-        if first and self._config.explorer.evaluation.at_start:
+        if self.state.version == (0, 0) and self._config.explorer.evaluation.at_start:
             self._spawn(self._evaluate())
             # It pins the version before anything else runs.
             await asyncio.sleep(0)
@@ -289,9 +293,16 @@ class Explorer:
             log.warning(
                 "made_again", step=applied.step, reason="a trainer that lost its newest checkpoints had trained it"
             )
-        self.feed(WeightsApplied(*applied.order, window_lost=lost))
+        self._take_up(applied, window_lost=lost)
         # A version begins or gives up a window of the schedule, which the next incarnation must know.
         await self._spool.call(self._spool.counters.save_state, {"progress": self._progress.state(self.state)})
+
+    def _take_up(self, version: PolicyVersion, *, window_lost: bool) -> None:
+        """The version is live; what an earlier incarnation had in flight is begun on the first one."""
+        first = self.state.version == (0, 0)
+        self.feed(WeightsApplied(*version.order, window_lost=window_lost))
+        if first:
+            self._start_interrupted()
 
     def _start_interrupted(self) -> None:
         """The groups that were in flight when an earlier incarnation ended are made again."""

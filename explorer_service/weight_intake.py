@@ -25,8 +25,9 @@ from common.sync.events import WeightsStaged
 from common.weights.finite import check_finite
 from common.weights.manifest import DTYPES, Manifest, build_manifest
 from common.weights.receive import WeightReceiver
-from common.weights.version import PolicyVersion
+from common.weights.version import NEVER_APPLIED, PolicyVersion
 from explorer_service.engine.base import RolloutEngine
+from explorer_service.kept_weights import KeptWeights
 from explorer_service.spool_thread import SpoolThread
 
 log = structlog.get_logger(__name__)
@@ -62,7 +63,9 @@ class WeightIntake:
         spool: SpoolThread,
         changes: Changes,
         on_staged: Callable[[WeightsStaged], None],
+        kept: KeptWeights | None = None,
     ) -> None:
+        """With `kept`, for a deterministic run, what is live survives a restart, and a version is known by its step alone."""
         self.live = PolicyVersion(0, 0)
         """What rollouts run on; (0, 0) before the first."""
         self.receiver = WeightReceiver(
@@ -76,9 +79,20 @@ class WeightIntake:
         self._spool = spool
         self.changes = changes
         self._on_staged = on_staged
+        self._kept = kept
         self._staged: StagedVersion | None = None
         self._last_apply = (0.0, 0.0)
         self._closed = False
+
+    async def take_up_kept(self) -> None:
+        """Applies what was live before a restart. Raises CheckpointInvalid, StorageFailed, or what the engine does."""
+        loaded = await asyncio.to_thread(self._kept.load) if self._kept is not None else None
+        if loaded is None:
+            return
+        version, tensors = loaded
+        live_hash = await self._engine.apply(tensors, *version.order)
+        self.live = PolicyVersion(*version.order, live_hash)
+        log.info("weights_kept", epoch=version.run_epoch, step=version.step, manifest=live_hash[:12])
 
     async def admit(self, version: PolicyVersion) -> bool:
         """Whether the version must be brought here; False when it is live or staged already.
@@ -93,6 +107,13 @@ class WeightIntake:
                 f"run epoch {version.run_epoch}, but {seen} was seen", epoch=version.run_epoch, newest=seen
             )
         known = self._staged.version if self._staged is not None else self.live
+        if self._kept is not None and known != NEVER_APPLIED and version.step <= known.step:
+            if version.step == known.step and version.manifest_hash not in {"", known.manifest_hash}:
+                raise ManifestMismatch(
+                    f"this run is not deterministic: version {_shown(version)} is {version.manifest_hash}, and "
+                    f"{_shown(known)} was {known.manifest_hash}"
+                )
+            return False
         if version.order < self.live.order:
             raise StaleVersion(f"version {_shown(version)} was offered, {_shown(self.live)} is live")
         if version.order == known.order and version.manifest_hash not in {"", known.manifest_hash}:
@@ -140,6 +161,8 @@ class WeightIntake:
                 f"after applying version {_shown(version)} the live weights hash to {live_hash}, "
                 f"not {version.manifest_hash}"
             )
+        if self._kept is not None:
+            await asyncio.to_thread(self._kept.save, version, staged.tensors)
         self._last_apply = (staged.receive_seconds, time.monotonic() - began)
         self.live = version
         if self._staged is staged:
@@ -155,8 +178,10 @@ class WeightIntake:
         """
         if self.live.order == order:
             return Outcome(self.live, True, *self._last_apply)
+        if self._kept is not None and self.live != NEVER_APPLIED and self.live.step == order[1]:
+            return Outcome(PolicyVersion(*order, self.live.manifest_hash), True, *self._last_apply)
         newest = self._staged.version if self._staged is not None else self.live
-        if newest.order > order:
+        if newest.order > order or (self._kept is not None and self.live.step > order[1]):
             return Outcome(newest, False)
         if self._closed:
             raise ShuttingDown("the explorer ends")

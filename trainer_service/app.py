@@ -146,11 +146,14 @@ class TrainerStage:
         config = self._config
         log.info("sync_regime", text=describe_sync(config))
         self._ledger = await asyncio.to_thread(LedgerFile, config.stage_folder, self._start_record(loaded))
-        queue = GroupQueue(config.sync.max_staleness, self._lineage(loaded), self._ledger)
+        policy = sync_policy(config)
+        queue = GroupQueue(
+            config.sync.max_staleness, self._lineage(loaded), self._ledger, reproducible=policy.reproducible
+        )
         saver = self._saver(engine, self._acknowledge_durable, loaded)
         publisher = self._publisher(saver)
         sync = SyncDriver(
-            sync_policy(config),
+            policy,
             publisher,
             engine,
             self._worker,
@@ -255,6 +258,7 @@ class TrainerStage:
             max_staleness=config.sync.max_staleness,
             style=config.sync.style.value,
             acknowledges_steps=config.checkpoint.save_interval is None,
+            reproducible=config.run.deterministic,
             time=time.time(),
         )
 

@@ -305,6 +305,12 @@ class ExplorerLink:
                 f"explorer {hello.explorer_id} has another tokenizer: {hello.tokenizer_hash}, ours {tokenizer}"
             )
         self._queue.tasks.meet(hello.explorer_id, hello.task_order_hash, hello.total_tasks)
+        reproducible = self._sync.policy.reproducible
+        others = sorted(self._queue.accounts.keys() - {hello.explorer_id})
+        if reproducible and others:
+            raise RunMismatch(
+                f"explorer {hello.explorer_id} came to a deterministic run, which has one explorer: {others[0]}"
+            )
         account = self._queue.account(hello.explorer_id)
         if hello.last_sequence < account.received_through:
             raise RunMismatch(
@@ -312,6 +318,12 @@ class ExplorerLink:
                 f"and we have received {account.received_through}"
             )
         lost = self._queue.skip_to(hello.explorer_id, hello.acknowledged_through, hello.acknowledged_groups)
+        if lost and reproducible:
+            raise RunMismatch(
+                f"explorer {hello.explorer_id} has forgotten {lost} groups that were trained after the checkpoint from which this "
+                "deterministic run goes on (`checkpoint.save_interval` sets how often there is one); run it again from its "
+                "start under another name, or without `run.deterministic`"
+            )
         if lost:
             log.warning(
                 "experiences_lost_with_checkpoint",
@@ -326,12 +338,12 @@ class ExplorerLink:
         self.last_error = self.peer_failure = None
         self.applied = version_from_proto(hello.policy_version)
         self._sync.links[self.explorer_id] = self
-        in_this_epoch = self.applied.run_epoch == self._run_epoch
+        known = self.applied.run_epoch == self._run_epoch or (reproducible and self.applied.run_epoch > 0)
         log.info("explorer_joined", explorer=self.explorer_id, address=self.address, incarnation=hello.incarnation)
         self._sync.feed(
             ExplorerJoined(
                 self.explorer_id,
-                applied=self.applied.step if in_this_epoch else None,
+                applied=self.applied.step if known else None,
                 started=hello.groups_started,
                 received=account.received_groups,
                 gone=account.gone_groups,

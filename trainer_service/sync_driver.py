@@ -15,7 +15,7 @@ from common.sync import trainer_machine
 from common.sync.actions import AnswerSync, Deliver, Grant, Publish, RepeatWindow, TrainerAction
 from common.sync.events import ExplorerLeft, TrainerEvent
 from common.sync.policy import SyncPolicy
-from common.sync.trainer_state import TrainerSyncState, begun_at
+from common.sync.trainer_state import begun_at
 from common.weights.version import PolicyVersion
 from protos.tandem.v1 import trainer_pb2
 from trainer_service.engine.base import TrainEngine

@@ -46,7 +46,7 @@ def check_versions(history: History, table: GroupTable) -> Iterator[Finding]:
     for violation, wrong, message in (
         (
             Violation.DEAD_LINEAGE,
-            trained & ~descends,
+            trained & ~descends & ~_reproducible(history, table),
             "step {step} trained group {ordinal} of {explorer}, made on version {newest} of run epoch {run_epoch}, not its own",
         ),
         (
@@ -84,6 +84,11 @@ def _newest_ancestors(history: History, table: GroupTable) -> Column:
     distinct, index = np.unique(pairs, axis=0, return_inverse=True)
     limits = [history.newest_ancestor(int(epoch), int(of)) for epoch, of in distinct]
     return np.array(limits, dtype=np.int64)[index.reshape(-1)]
+
+
+def _reproducible(history: History, table: GroupTable) -> Mask:
+    of_source = [history.start(epoch).reproducible for epoch, _ in table.sources]
+    return np.array(of_source, dtype=np.bool_)[table.source]
 
 
 def _too_stale(history: History, table: GroupTable, staleness: Column) -> Mask:

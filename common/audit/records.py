@@ -97,6 +97,8 @@ class Start:
     """Whether a finished step is acknowledged, and not only a durable checkpoint."""
     time: float
     """Unix seconds."""
+    reproducible: bool = False
+    """Whether lost steps are made again to the bit, so that a version is known by its step alone."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -223,6 +225,7 @@ def _start(content: Mapping[str, Any]) -> Start:
         style=_name(content["style"]),
         acknowledges_steps=bool(content["acknowledges_steps"]),
         time=float(content["time"]),
+        reproducible=bool(content.get("reproducible", False)),
     )
 
 

@@ -11,6 +11,7 @@ from common.sync.simulate import find_deadlock
 
 def plain_policy(config: TandemConfig) -> SyncPolicy:
     """The schedule of one stage, whether it would hang or not."""
+    reproducible = config.run.deterministic and config.buffer.source == "explorers"
     try:
         return SyncPolicy(
             style=config.sync.style,
@@ -23,6 +24,8 @@ def plain_policy(config: TandemConfig) -> SyncPolicy:
             max_inflight_batches=config.sync.max_inflight_batches,
             max_queued_groups=config.buffer.max_groups,
             waits_for_slow=config.sync.wait_for_slow,
+            repeats_windows=not reproducible,
+            reproducible=reproducible,
         )
     except ImpossiblePolicy as error:
         raise ConfigError(f"{_stage(config)}sync: {error}") from error

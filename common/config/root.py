@@ -27,7 +27,10 @@ class RunConfig(Section):
     )
     root: Path = Field(Path("runs"), description="Folder of all runs.")
     seed: int = Field(0, ge=0, description="Of everything random.")
-    deterministic: bool = Field(False, description="Bit-identical results of two runs, at some cost in speed.")
+    deterministic: bool = Field(
+        False,
+        description="Two runs end with the same weights to the bit, also when they were killed and went on. Needs `sync.style: fixed` and one explorer; decodes one group at a time.",
+    )
 
     @property
     def folder(self) -> Path:
@@ -102,6 +105,16 @@ class TandemConfig(Section):
             raise ValueError(
                 f"`sync.chunk_bytes` {self.sync.chunk_bytes} does not fit into a message of `limits.message_bytes` "
                 f"{self.limits.message_bytes} (less {_MESSAGE_OVERHEAD} for its other fields)"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _one_explorer_if_deterministic(self) -> Self:
+        explorers = max(len(self.explorers), self.trainer.min_explorers)
+        if self.run.deterministic and self.buffer.source == "explorers" and explorers > 1:
+            raise ValueError(
+                f"`run.deterministic: true` allows one explorer, and there are {explorers} (`explorers`, "
+                "`trainer.min_explorers`): which of several makes a task depends on who is faster"
             )
         return self
 

@@ -38,12 +38,15 @@ class DecodeThread:
         *,
         max_sequences: int,
         torch_threads: int | None = None,
+        alone: bool = False,
     ) -> None:
+        """`alone`: requests come one at a time, and find an empty cache, whose shapes are not those of earlier ones."""
         self._model = model
         self._weights = weights
         self._writer = writer
         self._limit = max_sequences
         self._torch_threads = torch_threads
+        self._alone = alone
         self._wake = threading.Condition()
         self._inbox: deque[Command] = deque()
         self._closing = False
@@ -163,6 +166,8 @@ class DecodeThread:
         if admission is None:
             return
         first = len(self._batch)
+        if self._alone and first == 0:
+            self._model.cache.drop()
         self._admitting = [Sample(request, index, step, epoch) for request, index in admission.samples]
         prompt_index = torch.tensor(admission.prompt_index, device=self._model.device)
         logits = self._model.prefill(admission.prompts, prompt_index, first)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -33,8 +34,9 @@ class TorchRolloutEngine:
     """Samples from any `AutoModelForCausalLM`; see `RolloutEngine` for the contract.
 
     Making one blocks for as long as loading the model takes. Given the same seed, a sample's random numbers are the same
-    whatever else is decoded; only rounding in the logits depends on the batch. A sequence that spans run epochs counts to
-    the older one.
+    whatever else is decoded; only rounding in the logits depends on the batch. With `run.deterministic` one request is
+    decoded at a time, in a cache of its own, and depends to the bit on its arguments and the weights alone. A sequence
+    that spans run epochs counts to the older one.
     """
 
     def __init__(self, config: TandemConfig, *, model: Any = None, tokenizer: Any = None) -> None:
@@ -51,6 +53,7 @@ class TorchRolloutEngine:
         ends = end_token_ids(model, tokenizer)
         self._vocabulary: int = model.config.get_text_config().vocab_size
         self._weights = LiveWeights(model, dtype)
+        self._turn = asyncio.Semaphore(1) if config.run.deterministic else contextlib.nullcontext()
         self._seeds = np.random.default_rng([config.run.seed, zlib.crc32(config.explorer.id.encode())])
         self._thread = DecodeThread(
             SlotModel(model, device, autocast=config.explorer.autocast),
@@ -58,6 +61,7 @@ class TorchRolloutEngine:
             CompletionWriter(tokenizer, ends, self._vocabulary, device),
             max_sequences=config.explorer.max_sequences,
             torch_threads=config.explorer.threads,
+            alone=config.run.deterministic,
         )
 
     @property
@@ -89,12 +93,13 @@ class TorchRolloutEngine:
         limit = min(sampling.max_tokens, self._max_length - len(ids))
         drawn = int(self._seeds.integers(1 << 63)) if seed is None else seed % (1 << 64)
         request = Request(ids, n, sampling, limit, drawn, Reply())
-        self._thread.submit(request)
-        try:
-            return await request.reply.future
-        except asyncio.CancelledError:
-            self._thread.cancel(request)
-            raise
+        async with self._turn:
+            self._thread.submit(request)
+            try:
+                return await request.reply.future
+            except asyncio.CancelledError:
+                self._thread.cancel(request)
+                raise
 
     async def apply(self, tensors: Mapping[str, torch.Tensor], run_epoch: int, step: int) -> str:
         """Swaps the weights in between two decode steps; returns the manifest hash of the live weights after it.

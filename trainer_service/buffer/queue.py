@@ -34,7 +34,15 @@ class Intake:
 class GroupQueue:
     """Takes batches in exactly once, and gives groups out oldest version first."""
 
-    def __init__(self, max_staleness: int | None, lineage: Lineage, ledger: Ledger | None = None) -> None:
+    def __init__(
+        self,
+        max_staleness: int | None,
+        lineage: Lineage,
+        ledger: Ledger | None = None,
+        *,
+        reproducible: bool = False,
+    ) -> None:
+        """`reproducible`: steps that were lost are made again to the bit, so what was made on their weights is as good."""
         self.accounts: dict[str, ExplorerAccount] = {}
         self.dropped: Counter[str] = Counter()
         """Groups dropped, by reason."""
@@ -42,6 +50,7 @@ class GroupQueue:
         self.tasks = TaskDealer()
         self.ledger = ledger if ledger is not None else NoLedger()
         self._max_staleness = max_staleness
+        self._reproducible = reproducible
         self._groups: list[ReceivedGroup] = []
 
     def __len__(self) -> int:
@@ -130,7 +139,7 @@ class GroupQueue:
         self.tasks.pool.finish(group.explorer_id, group.task)
 
     def _why_unusable(self, group: ReceivedGroup, step: int) -> str | None:
-        if not self.lineage.holds(group.run_epoch, group.newest_version):
+        if not self._reproducible and not self.lineage.holds(group.run_epoch, group.newest_version):
             return LOST_LINEAGE
         if self._max_staleness is not None and step - 1 - group.oldest_version > self._max_staleness:
             return TOO_STALE
