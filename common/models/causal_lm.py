@@ -6,6 +6,7 @@ Both services use these functions, so both see the same tensors under the same n
 from __future__ import annotations
 
 import difflib
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -204,10 +205,16 @@ def _check_length(config: PreTrainedConfig, max_length: int) -> None:
         raise ConfigError(f"model.max_length: {max_length} is more than the model's {allowed} positions")
 
 
+_SEEDING = threading.Lock()
+
+
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
-    """The CPU's default generator, seeded for a while. `torch.manual_seed` would reseed every GPU as well."""
-    with torch.random.fork_rng(devices=[]):
+    """The CPU's default generator, seeded for a while. `torch.manual_seed` would reseed every GPU as well.
+
+    One thread at a time: two that made a model at once would draw from one generator.
+    """
+    with _SEEDING, torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         yield
 

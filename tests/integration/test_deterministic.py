@@ -13,9 +13,11 @@ from common.config.describe import sync_policy
 from common.config.root import TandemConfig
 from common.errors import ConfigError, RunMismatch
 from tests.support.pair_config import free_address, pair_config
-from tests.support.pair_in_process import in_process, kill
+from tests.support.pair_in_process import InProcessPair, in_process, kill
 
-STEPS = 6
+STEPS = 8
+LAST_KILL = 4
+"""Further on the trainer may end with what it has, and an explorer that comes back would find nobody."""
 
 
 def _config(root: Path, *overrides: dict[str, Any]) -> TandemConfig:
@@ -45,29 +47,33 @@ async def _run(config: TandemConfig) -> dict[str, torch.Tensor]:
 
 
 async def _run_with_kills(config: TandemConfig, seed: int, kills: int) -> dict[str, torch.Tensor]:
-    """Kills one side or both, at any moment, as often as said."""
+    """Kills one side or both, at any moment but the end, as often as said."""
     pick = random.Random(seed)
     async with in_process(config) as pair:
         for _ in range(kills):
-            for side in ("explorer", "trainer"):
-                if side not in pair.tasks:
-                    pair.start_explorer() if side == "explorer" else pair.start_trainer()
-            await pair.until(pair.trainer_status, lambda status: status.state > 0)
-            happened = pick.randint(1, 40)
+            _start_missing(pair)
+            left = pick.randint(1, 40)
 
-            def moved(status: Any) -> bool:
-                nonlocal happened
-                happened -= 1
-                return happened <= 0 or status.step >= STEPS - 1
+            def is_time(status: Any) -> bool:
+                nonlocal left
+                left -= 1
+                return left <= 0 or status.step > LAST_KILL
 
-            await pair.until(pair.trainer_status, moved)
+            status = await pair.until(pair.trainer_status, is_time)
+            if status.step > LAST_KILL:
+                break
             for side in pick.choice((["explorer"], ["trainer"], ["trainer", "explorer"])):
                 await kill(pair.tasks.pop(side))
-        for side in ("explorer", "trainer"):
-            if side not in pair.tasks:
-                pair.start_explorer() if side == "explorer" else pair.start_trainer()
+        _start_missing(pair)
         await pair.both_end()
     return _final(config)
+
+
+def _start_missing(pair: InProcessPair) -> None:
+    if "explorer" not in pair.tasks:
+        pair.start_explorer()
+    if "trainer" not in pair.tasks:
+        pair.start_trainer()
 
 
 def _same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:

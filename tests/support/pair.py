@@ -9,6 +9,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 import grpc
@@ -34,17 +35,25 @@ POLL_SECONDS = 0.1
 class Service:
     """One service process."""
 
-    def __init__(self, side: Side, config: Path, settings: Mapping[str, Any], log: Path, *arguments: str) -> None:
+    def __init__(
+        self,
+        side: Side,
+        config: Path,
+        settings: Mapping[str, Any],
+        log: Path,
+        *arguments: str,
+        environment: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self.side = side
         self.log = log
         self.address = settings[side]["address"]
         self._caller = Caller(SecurityConfig.model_validate(settings.get("security", {})), Role.OPERATOR, Role(side))
-        environment = {**os.environ, "OMP_WAIT_POLICY": "passive", "PYTHONPATH": str(REPOSITORY)}
+        whole = {**os.environ, "OMP_WAIT_POLICY": "passive", "PYTHONPATH": str(REPOSITORY), **environment}
         with log.open("wb") as stderr:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", f"{side}_service", "--config", str(config), *arguments],
                 cwd=REPOSITORY,
-                env=environment,
+                env=whole,
                 stdin=subprocess.DEVNULL,
                 stdout=stderr,
                 stderr=stderr,
@@ -99,12 +108,21 @@ class Pair:
         self.config.write_text(yaml.safe_dump(dict(settings)))
         self.started: list[Service] = []
 
-    def start(self, side: Side, *arguments: str) -> Service:
-        """Starts one more process."""
+    def start(self, side: Side, *arguments: str, environment: Mapping[str, str] = MappingProxyType({})) -> Service:
+        """Starts one more process, with more variables in its environment."""
         log = self.folder / f"{side}-{len(self.started)}.log"
-        service = Service(side, self.config, self.settings, log, *arguments)
+        service = Service(side, self.config, self.settings, log, *arguments, environment=environment)
         self.started.append(service)
         return service
+
+    async def first_end(self, running: Mapping[Side, Service]) -> Side:
+        """Which of these ends first."""
+        async with asyncio.timeout(SECONDS):
+            while True:
+                for side, service in running.items():
+                    if service.process.poll() is not None:
+                        return side
+                await asyncio.sleep(POLL_SECONDS)
 
 
 @asynccontextmanager

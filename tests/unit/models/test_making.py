@@ -1,5 +1,6 @@
 """Models made from `model.architecture`."""
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -27,6 +28,13 @@ def test_one_seed_makes_one_model() -> None:
     for name, tensor in first.state_dict().items():
         assert torch.equal(tensor, again.state_dict()[name])
     assert not torch.equal(first.model.embed_tokens.weight, other.model.embed_tokens.weight)
+
+
+def test_threads_that_make_a_model_at_once_make_the_same_one() -> None:
+    alone = make(seed=3).state_dict()
+    with ThreadPoolExecutor(4) as threads:
+        together = list(threads.map(lambda _: make(seed=3).state_dict(), range(8)))
+    assert all(torch.equal(tensor, made[name]) for made in together for name, tensor in alone.items())
 
 
 def test_the_global_random_state_stays_as_it_was() -> None:
