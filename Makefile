@@ -40,6 +40,10 @@ $(INSTALLED): pyproject.toml constraints.txt
 test: setup ## All tests, in one pytest run (PYTEST_ARGS='-k name' narrows it)
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
+.PHONY: faults
+faults: setup ## Every fault that we can cause, in half an hour or more; the last line is JSON
+	@$(BIN)/python -m pytest tests/faults -m '' --fault-summary $(PYTEST_ARGS)
+
 .PHONY: lint
 lint: setup ## ruff: rules and formatting
 	$(BIN)/ruff check .
