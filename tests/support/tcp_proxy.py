@@ -38,6 +38,8 @@ class _Faults:
     """What is read goes nowhere: half-open."""
     corrupts: int = 0
     """So many of the next pieces get a bit flipped, in their middle."""
+    corrupts_above: int = 0
+    """... of those that have more bytes."""
 
 
 @dataclass(eq=False)
@@ -112,9 +114,9 @@ class TcpProxy:
         """Nothing more is taken from the sender."""
         self._set(directions, deaf=True)
 
-    def corrupt(self, direction: Direction, pieces: int) -> None:
-        """A bit is flipped in each of the next pieces."""
-        self._set((direction,), corrupts=pieces)
+    def corrupt(self, direction: Direction, pieces: int, *, above: int = 0) -> None:
+        """A bit is flipped in each of the next pieces of more than `above` bytes."""
+        self._set((direction,), corrupts=pieces, corrupts_above=above)
 
     def heal(self) -> None:
         """Everything passes again."""
@@ -178,7 +180,7 @@ class TcpProxy:
                 return
             if faults.swallows:
                 continue
-            if faults.corrupts:
+            if faults.corrupts and len(data) > faults.corrupts_above:
                 faults.corrupts -= 1
                 self.corrupted += 1
                 flipped = bytearray(data)
