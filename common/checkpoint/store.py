@@ -21,7 +21,7 @@ from common.checkpoint import leases
 from common.checkpoint.atomic import atomic_directory, replace_file, storage_errors, sweep
 from common.checkpoint.files import read_bounded
 from common.checkpoint.manifest_file import CheckpointManifest, verify, write_manifest
-from common.errors import CheckpointInvalid, StorageFailed
+from common.errors import CheckpointInvalid, StaleEpoch, StorageFailed
 
 LATEST_NAME = "latest"
 EPOCH_NAME = "run_epoch"
@@ -86,16 +86,10 @@ class CheckpointStore:
     def claim_run_epoch(self) -> int:
         """A run epoch above all that this root has seen, durably taken: 1, 2, ... Raises StorageFailed."""
         seen = [epoch for (epoch, _, _), _ in self._candidates()]
-        path = self.root / EPOCH_NAME
         with storage_errors(self.root, "cannot use"):
             self.root.mkdir(parents=True, exist_ok=True)
-        if path.exists():
-            text = read_bounded(path, MAX_POINTER_BYTES)
-            if not re.fullmatch(rb"\d{1,18}\n", text):
-                raise CheckpointInvalid(f"{path} holds no number")
-            seen.append(int(text))
-        epoch = max(seen, default=0) + 1
-        replace_file(path, f"{epoch}\n".encode())
+        epoch = max([*seen, self._claimed()]) + 1
+        replace_file(self.root / EPOCH_NAME, f"{epoch}\n".encode())
         return epoch
 
     def write(
@@ -103,9 +97,11 @@ class CheckpointStore:
     ) -> SavedCheckpoint:
         """Writes a checkpoint: `fill` puts the files into the empty folder that it is given; `state` is JSON.
 
-        Returns when it is durable and `latest` names it. Raises StorageFailed naming the path when the disk fails;
-        whatever `fill` raises passes. In both cases all earlier checkpoints are as they were.
+        Returns when it is durable and `latest` names it. Raises StaleEpoch when a later run epoch was claimed: that one's
+        writer is the only one now. Raises StorageFailed naming the path when the disk fails; whatever `fill` raises passes.
+        In all cases the earlier checkpoints are as they were.
         """
+        self._refuse_if_replaced(run_epoch)
         name = self._free_name(step, run_epoch)
         with atomic_directory(self.root, name) as folder:
             try:
@@ -114,6 +110,8 @@ class CheckpointStore:
                 # The library has one class for all, disk errors among them.
                 raise StorageFailed(f"cannot write {self.root / name}: {error}", path=self.root / name) from error
             write_manifest(folder, step, run_epoch, state)
+            # It may have taken long, or been stopped for an hour.
+            self._refuse_if_replaced(run_epoch)
         replace_file(self.root / LATEST_NAME, f"{name}\n".encode())
         return SavedCheckpoint(step, run_epoch, self.root / name, name)
 
@@ -172,6 +170,25 @@ class CheckpointStore:
             sound += self._is_sound(names.pop(0))
         kept = self.latest()
         return [name for name in names if name != kept and leases.delete_unless_held(self.root / name)]
+
+    def _claimed(self) -> int:
+        """The highest run epoch that was claimed; 0: none."""
+        path = self.root / EPOCH_NAME
+        if not path.exists():
+            return 0
+        text = read_bounded(path, MAX_POINTER_BYTES)
+        if not re.fullmatch(rb"\d{1,18}\n", text):
+            raise CheckpointInvalid(f"{path} holds no number")
+        return int(text)
+
+    def _refuse_if_replaced(self, run_epoch: int) -> None:
+        newest = self._claimed()
+        if newest > run_epoch:
+            raise StaleEpoch(
+                f"run epoch {run_epoch} writes no checkpoints any more: {newest} was claimed",
+                epoch=run_epoch,
+                newest=newest,
+            )
 
     def _candidates(self) -> list[tuple[tuple[int, int, int], str]]:
         """((run epoch, step, rewrite), name) of all folders that are named like a checkpoint, newest first."""

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from common.checkpoint.atomic import replace_file
 from common.checkpoint.manifest_file import verify
 from common.checkpoint.store import CheckpointStore, SavedCheckpoint
-from common.errors import CheckpointInvalid, StorageFailed
+from common.errors import CheckpointInvalid, StaleEpoch, StorageFailed
 
 
 def filler(content: bytes) -> Callable[[Path], None]:
@@ -369,3 +369,18 @@ def test_run_epochs_only_rise_whatever_is_left_of_the_run(store: CheckpointStore
 def test_a_store_that_keeps_nothing_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="keeps"):
         CheckpointStore(tmp_path, keep=0)
+
+
+def test_one_that_was_replaced_writes_no_checkpoint(store: CheckpointStore) -> None:
+    epoch = store.claim_run_epoch()
+    kept = save(store, 1, epoch)
+
+    def replaced_meanwhile(folder: Path) -> None:
+        filler(b"late")(folder)
+        assert store.claim_run_epoch() == epoch + 1
+
+    for fill in (replaced_meanwhile, filler(b"later")):
+        with pytest.raises(StaleEpoch, match=f"{epoch + 1} was claimed"):
+            store.write(2, epoch, fill, {})
+    assert names(store) == [kept.relative]
+    assert store.latest() == kept.relative
