@@ -46,7 +46,10 @@ class Service:
     ) -> None:
         self.side = side
         self.log = log
-        self.address = settings[side]["address"]
+        self.address: str = settings[side]["address"]
+        for argument in arguments:
+            if argument.startswith(f"{side}.address="):
+                self.address = argument.partition("=")[2]
         self._caller = Caller(SecurityConfig.model_validate(settings.get("security", {})), Role.OPERATOR, Role(side))
         whole = {**os.environ, "OMP_WAIT_POLICY": "passive", "PYTHONPATH": str(REPOSITORY), **environment}
         with log.open("wb") as stderr:
