@@ -11,6 +11,7 @@ from typing import Any
 
 import structlog
 
+from common.audit.ledger_files import newest_epoch
 from common.audit.records import Cut, Start
 from common.changes import Changes
 from common.checkpoint.run_lock import exclusive
@@ -44,6 +45,7 @@ from trainer_service.ledger import LedgerFile, frontiers
 from trainer_service.publish.checkpoint import CheckpointPublisher
 from trainer_service.publish.publication import Publisher
 from trainer_service.publish.shards import ShardPublisher
+from trainer_service.resumable import check_examples_state, check_explorers_state
 from trainer_service.saver import Saver, publish_result
 from trainer_service.server import Stage, TrainerServicer
 from trainer_service.sync_driver import SyncDriver
@@ -62,7 +64,8 @@ async def run_stage(config: TandemConfig, signals: Signals) -> StageEnd:
         store = CheckpointStore(config.checkpoint_root, config.checkpoint.keep)
         for name in store.sweep():
             log.info("leftover_removed", path=name)
-        run_epoch = store.claim_run_epoch()
+        # Whoever removes the checkpoints to start afresh may leave the ledgers, which no later start writes over.
+        run_epoch = store.claim_run_epoch(above=newest_epoch(config.stage_folder))
         bind_context(epoch=run_epoch)
         return await TrainerStage(config, signals, store, run_epoch).run()
 
@@ -108,7 +111,8 @@ class TrainerStage:
     async def _build(self) -> Stage:
         config = self._config
         configure_threads(config.trainer, processes_on_host=2)
-        loaded = await asyncio.to_thread(self._store.newest) if config.checkpoint.resume else None
+        check = check_examples_state if config.buffer.source == "file" else check_explorers_state
+        loaded = await asyncio.to_thread(self._store.newest, check) if config.checkpoint.resume else None
         engine = await self._worker.submit(TorchTrainEngine, config, config.trainer.total_steps)
         if loaded is not None:
             await self._resume(engine, loaded)

@@ -55,6 +55,14 @@ class EpochLedger:
         return first if isinstance(first, Start) else None
 
 
+def newest_epoch(stage_folder: Path) -> int:
+    """The highest run epoch that has a ledger here; 0: none. Raises StorageFailed."""
+    folder = stage_folder / FOLDER
+    with storage_errors(folder, "cannot list"):
+        names = os.listdir(folder) if folder.is_dir() else []  # noqa: PTH208 - names are all that is needed
+    return max((int(match[1]) for match in map(NAME.fullmatch, names) if match), default=0)
+
+
 def ledger_path(stage_folder: Path, epoch: int) -> Path:
     """Where the trainer with this run epoch writes."""
     return stage_folder / FOLDER / f"epoch-{epoch:06d}.jsonl"

@@ -83,12 +83,12 @@ class CheckpointStore:
         """Removes what a crash left half written or half deleted; returns the names. For the writer, at its start."""
         return sweep(self.root)
 
-    def claim_run_epoch(self) -> int:
-        """A run epoch above all that this root has seen, durably taken: 1, 2, ... Raises StorageFailed."""
+    def claim_run_epoch(self, above: int = 0) -> int:
+        """A run epoch above all that this root has seen, and `above` too, durably taken: 1, 2, ... Raises StorageFailed."""
         seen = [epoch for (epoch, _, _), _ in self._candidates()]
         with storage_errors(self.root, "cannot use"):
             self.root.mkdir(parents=True, exist_ok=True)
-        epoch = max([*seen, self._claimed()]) + 1
+        epoch = max([*seen, self._claimed(), above]) + 1
         replace_file(self.root / EPOCH_NAME, f"{epoch}\n".encode())
         return epoch
 
@@ -115,16 +115,17 @@ class CheckpointStore:
         replace_file(self.root / LATEST_NAME, f"{name}\n".encode())
         return SavedCheckpoint(step, run_epoch, self.root / name, name)
 
-    def newest(self) -> LoadedCheckpoint | None:
+    def newest(self, check: Callable[[CheckpointManifest], None] = lambda _manifest: None) -> LoadedCheckpoint | None:
         """The newest checkpoint that verifies, all files read; None when there is no checkpoint at all.
 
-        Raises CheckpointInvalid naming each when there are some and none verifies: to start afresh in their place would
+        `check` raises CheckpointInvalid for one whose state is of no use. Raises CheckpointInvalid naming each when there are some and none verifies: to start afresh in their place would
         lose what was acknowledged.
         """
         refused: list[RefusedCheckpoint] = []
         for _, name in self._candidates():
             try:
                 manifest = self._verify(name)
+                check(manifest)
             except CheckpointInvalid as error:
                 refused.append(RefusedCheckpoint(name, error.message))
             else:

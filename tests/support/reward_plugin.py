@@ -39,3 +39,24 @@ async def stuck(task: Task, response: str) -> float:
     """Never comes back."""
     await asyncio.Event().wait()
     return share_of_digits(task, response)
+
+
+@REWARDS.register("faulty")
+async def faulty(task: Task, response: str, *, fault: str) -> object:
+    """Goes wrong on tasks whose prompts begin with an `s` or an `r`, in the way that is asked for."""
+    if not str(task.prompt).startswith(("s", "r")):
+        return share_of_digits(task, response)
+    match fault:
+        case "raises":
+            raise ValueError("not this one")
+        case "hangs":
+            await asyncio.Event().wait()
+        case "nan":
+            return float("nan")
+        case "infinite":
+            return float("inf")
+        case "text":
+            return "very good"
+        case "list":
+            return [1.0, 2.0]
+    return None
