@@ -44,6 +44,10 @@ test: setup ## All tests, in one pytest run (PYTEST_ARGS='-k name' narrows it)
 faults: setup ## Every fault that we can cause, in half an hour or more; the last line is JSON
 	@$(BIN)/python -m pytest tests/faults -m '' --fault-summary $(PYTEST_ARGS)
 
+.PHONY: fuzz
+fuzz: setup ## A million damaged inputs for every decoder, in five minutes; the last line is JSON
+	@PYTHONPATH=. $(BIN)/python tests/fuzz/fuzz_decoders.py
+
 .PHONY: lint
 lint: setup ## ruff: rules and formatting
 	$(BIN)/ruff check .
