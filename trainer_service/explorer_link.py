@@ -46,7 +46,7 @@ from common.sync.events import (
     OldestInFlight,
     WeightsDelivered,
 )
-from common.sync.trainer_state import ExplorerView
+from common.sync.explorer_views import ExplorerView
 from common.tasks import task_scope
 from common.weights.version import PolicyVersion
 from common.wire.bulk import BatchView, parse_stream_response

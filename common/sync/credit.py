@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterable
 from dataclasses import replace
-from types import MappingProxyType
 
 from common.sync.actions import Grant, TrainerAction
+from common.sync.explorer_views import ExplorerView
 from common.sync.policy import Style, SyncPolicy
-from common.sync.trainer_state import ExplorerView, TrainerSyncState, outstanding
+from common.sync.trainer_state import TrainerSyncState, outstanding, with_view
 
 
 def grant(
-    state: TrainerSyncState, policy: SyncPolicy, names: tuple[str, ...]
+    state: TrainerSyncState, policy: SyncPolicy, names: Iterable[str]
 ) -> tuple[TrainerSyncState, tuple[TrainerAction, ...]]:
     """Grants what those of `names` can use now, one group after the other to whoever has the fewest open."""
     held = outstanding(state)
@@ -49,15 +50,12 @@ def grant(
     if not any(given.values()):
         return state, ()
     grants: list[TrainerAction] = []
-    views = dict(state.explorers)
     for name, count in given.items():
         if count:
-            view = views[name]
-            views[name] = replace(view, granted=view.granted + count)
+            view = state.explorers[name]
+            state = with_view(state, name, replace(view, granted=view.granted + count))
             grants.append(Grant(name, count, view.applied or 0))
-    tasks_left = most if state.tasks_left is not None else None
-    state = replace(state, explorers=MappingProxyType(views), held=held - state.in_step, tasks_left=tasks_left)
-    return state, tuple(grants)
+    return replace(state, tasks_left=most if state.tasks_left is not None else None), tuple(grants)
 
 
 def _useful(view: ExplorerView, policy: SyncPolicy) -> int:

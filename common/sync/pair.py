@@ -93,6 +93,7 @@ class Pair:
         self.missing: set[int] = set()
         """Explorers that may hold tasks that a restarted trainer does not know to be lent."""
         self.lineage = Lineage(1)
+        self._tasks_ended = False
         self._post = post
         self._index = {explorer.name: index for index, explorer in enumerate(self.explorers)}
 
@@ -134,6 +135,8 @@ class Pair:
             self._report(index, explorer_machine.report_of_waiting(explorer.state))
         if explorer.state.finished:
             self._send(Kind.FINISHED, index, limit=explorer.state.started)
+        if self._tasks_ended:
+            self._send(Kind.TASKS_ENDED, index)
         self._end_tasks()
         if explorer.asked is not None and explorer.call_failed:
             # The call is made again until there is an answer; a version that came meanwhile is one.
@@ -200,9 +203,8 @@ class Pair:
         """Whether a step may start now."""
         if self.is_over() or not trainer_machine.may_train(self.trainer, self.policy):
             return False
-        if trainer_machine.too_slow_for(self.trainer, self.policy, self.trainer.step + 1):
-            return False
-        return len(self.queue) >= self.policy.groups_per_train_step or (self._nothing_comes() and bool(self.queue))
+        enough = len(self.queue) >= self.policy.groups_per_train_step or (self._nothing_comes() and bool(self.queue))
+        return enough and not trainer_machine.waits_for_slow(self.trainer, self.policy, self.trainer.step + 1)
 
     def start_training(self) -> None:
         """Takes a batch, oldest version first, and starts a step."""
@@ -347,7 +349,11 @@ class Pair:
         self.feed_trainer(TasksCounted(0 if self.missing else self.pool.left))
 
     def _end_tasks(self) -> None:
-        if self.pool.is_exhausted and not self.missing:
+        """Says once in each stream that no task is left."""
+        if not self.pool.is_exhausted or self.missing:
+            self._tasks_ended = False
+        elif not self._tasks_ended:
+            self._tasks_ended = True
             for index in range(len(self.explorers)):
                 self._send(Kind.TASKS_ENDED, index)
 

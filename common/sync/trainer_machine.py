@@ -35,8 +35,8 @@ An illegal event raises `IllegalEvent` and changes nothing.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from types import MappingProxyType
 
 from common.sync.actions import AnswerSync, Deliver, Publish, RepeatWindow, TrainerAction
 from common.sync.credit import grant
@@ -57,8 +57,9 @@ from common.sync.events import (
     TrainStepStarted,
     WeightsDelivered,
 )
+from common.sync.explorer_views import ExplorerView
 from common.sync.policy import Style, SyncPolicy
-from common.sync.trainer_state import ExplorerView, IllegalEvent, TrainerSyncState, explorer_view, with_view
+from common.sync.trainer_state import IllegalEvent, TrainerSyncState, explorer_view, with_published, with_view
 
 OwnEvent = TrainStepStarted | TrainStepDone | RunEnding | TasksCounted
 ExplorerEvent = (
@@ -73,6 +74,9 @@ ExplorerEvent = (
     | SyncRequested
 )
 
+_FREES_NOTHING = TrainStepStarted | GroupsReceived | WeightsDelivered | SyncRequested | OldestInFlight | ExplorerJoined
+"""After these nobody else can be given credit than the explorer that they touch."""
+
 
 def step(
     state: TrainerSyncState, event: TrainerEvent, policy: SyncPolicy
@@ -82,17 +86,22 @@ def step(
     state, actions = _take_in(state, event, policy)
     state, published = _publish_what_is_due(state, policy)
     # Everybody has all that is due before the event; so where it touches one explorer alone, only that one is looked at.
-    everybody = tuple(state.explorers)
-    touched = () if isinstance(event, OwnEvent) else (event.explorer,)
+    everybody = state.explorers.keys()
+    touched: tuple[str, ...] = () if isinstance(event, OwnEvent) else (event.explorer,)
+    more_tasks = tasks_before is not None and (state.tasks_left is None or state.tasks_left > tasks_before)
     state, delivered = _deliver_to_newcomers(state, policy, everybody if published else touched)
     state, repeated = _repeat_windows(state, policy)
-    alone = isinstance(event, TrainStepStarted | GroupsReceived | WeightsDelivered | SyncRequested) and not repeated
-    state, granted = grant(state, policy, touched if alone else everybody)
+    frees_nothing = (
+        isinstance(event, _FREES_NOTHING)
+        or (isinstance(event, TasksCounted) and not more_tasks)
+        or (isinstance(event, ExplorerWaits) and event.returned == 0)
+    )
+    state, granted = grant(state, policy, touched if frees_nothing and not repeated else everybody)
     state = _settle_finished(state, everybody if state.tasks_left != tasks_before else touched)
     return state, (*actions, *published, *delivered, *repeated, *granted)
 
 
-def _settle_finished(state: TrainerSyncState, names: tuple[str, ...]) -> TrainerSyncState:
+def _settle_finished(state: TrainerSyncState, names: Iterable[str]) -> TrainerSyncState:
     """Who has finished goes on when tasks come back: those that were lost with a trainer, or an explorer."""
     for name in names:
         view = state.explorers[name]
@@ -110,27 +119,35 @@ def is_due(state: TrainerSyncState, policy: SyncPolicy) -> bool:
     if state.ending or state.published is None:
         return True
     if policy.style is Style.EXPLORER_DRIVEN:
-        return any(_wants_newer(view, policy) for view in state.explorers.values())
+        tally = state.explorers.tally
+        return tally.asking > 0 or (policy.max_staleness is not None and tally.out_of_credit > 0)
     return policy.is_publication(state.step)
 
 
 def may_train(state: TrainerSyncState, policy: SyncPolicy) -> bool:
     """Whether the next step may start: nothing that is due waits to be published."""
-    if policy.reproducible and not state.ending and behind(state, policy):
+    if policy.reproducible and not state.ending and _is_anyone_behind(state, policy):
         return False
     return not state.training and not is_due(state, policy)
 
 
 def too_slow_for(state: TrainerSyncState, policy: SyncPolicy, step: int) -> tuple[str, ...]:
     """The explorers with groups in flight that would be too stale for the step after this one (from 1)."""
+    return tuple(_too_slow_for(state, policy, step))
+
+
+def waits_for_slow(state: TrainerSyncState, policy: SyncPolicy, step: int) -> bool:
+    """Whether there are any."""
+    return any(True for _ in _too_slow_for(state, policy, step))
+
+
+def _too_slow_for(state: TrainerSyncState, policy: SyncPolicy, step: int) -> Iterator[str]:
     if policy.max_staleness is None or not policy.waits_for_slow:
-        return ()
+        return
     oldest_usable = step - policy.max_staleness
-    return tuple(
-        name
-        for name, view in state.explorers.items()
-        if view.takes_part and view.open > 0 and view.oldest is not None and view.oldest < oldest_usable
-    )
+    for name, view in state.explorers.items():
+        if view.takes_part and view.open > 0 and view.oldest is not None and view.oldest < oldest_usable:
+            yield name
 
 
 def behind(state: TrainerSyncState, policy: SyncPolicy) -> tuple[str, ...]:
@@ -147,8 +164,12 @@ def behind(state: TrainerSyncState, policy: SyncPolicy) -> tuple[str, ...]:
 
 def nothing_comes(state: TrainerSyncState) -> bool:
     """Whether everybody has said that it is finished, those aside who are given up."""
-    views = state.explorers.values()
-    return any(view.finished for view in views) and all(view.finished or view.given_up for view in views)
+    tally = state.explorers.tally
+    return tally.finished > 0 and tally.done_with == len(state.explorers)
+
+
+def _is_anyone_behind(state: TrainerSyncState, policy: SyncPolicy) -> bool:
+    return bool(behind(state, policy)) if policy.reproducible else state.behind > 0
 
 
 def _take_in(
@@ -165,8 +186,10 @@ def _take_in(
             return replace(state, ending=True), ()
         case ExplorerJoined():
             return _join(state, event, policy)
+        case TasksCounted(left) if left == state.tasks_left:
+            return state, ()
         case TasksCounted(left):
-            return _settle_finished(replace(state, tasks_left=left), tuple(state.explorers)), ()
+            return _settle_finished(replace(state, tasks_left=left), state.explorers.keys()), ()
         case _:
             return _take_in_of_known(state, event, explorer_view(state, event.explorer), policy)
 
@@ -294,7 +317,7 @@ def _publish_what_is_due(
 ) -> tuple[TrainerSyncState, tuple[TrainerAction, ...]]:
     if state.training or not is_due(state, policy):
         return state, ()
-    if policy.style is Style.FIXED and behind(state, policy):
+    if policy.style is Style.FIXED and _is_anyone_behind(state, policy):
         return state, ()
     receivers = tuple(
         name
@@ -303,9 +326,9 @@ def _publish_what_is_due(
         and _lacks(view, state.step, policy)
         and (_wants_newer(view, policy) or state.ending or policy.style is not Style.EXPLORER_DRIVEN)
     )
-    targeted = {name: replace(state.explorers[name], target=state.step, owed=False) for name in receivers}
-    views = MappingProxyType({**state.explorers, **targeted})
-    return replace(state, published=state.step, explorers=views), (Publish(state.step, receivers),)
+    for name in receivers:
+        state = with_view(state, name, replace(state.explorers[name], target=state.step, owed=False))
+    return with_published(state, state.step), (Publish(state.step, receivers),)
 
 
 def _lacks(explorer: ExplorerView | ExplorerJoined, version: int, policy: SyncPolicy) -> bool:
@@ -316,7 +339,7 @@ def _lacks(explorer: ExplorerView | ExplorerJoined, version: int, policy: SyncPo
 
 
 def _deliver_to_newcomers(
-    state: TrainerSyncState, policy: SyncPolicy, names: tuple[str, ...]
+    state: TrainerSyncState, policy: SyncPolicy, names: Iterable[str]
 ) -> tuple[TrainerSyncState, tuple[TrainerAction, ...]]:
     """To those of `names` that came without the published version, or that ask and have less."""
     published = state.published
@@ -338,9 +361,12 @@ def _repeat_windows(state: TrainerSyncState, policy: SyncPolicy) -> tuple[Traine
         return state, ()
     if state.training or state.ending or state.published is None or is_due(state, policy):
         return state, ()
+    tally = state.explorers.tally
+    lacking = policy.groups_per_train_step - tally.here
+    if lacking <= 0 or tally.standing < len(state.explorers) - tally.done_with:
+        return state, ()
     parties = {name: view for name, view in state.explorers.items() if not view.finished and not view.given_up}
-    lacking = policy.groups_per_train_step - sum(view.received - view.gone for view in state.explorers.values())
-    if lacking <= 0 or not parties or not all(_stands(view, state.published) for view in parties.values()):
+    if not parties or not all(_stands(view, state.published) for view in parties.values()):
         return state, ()
     window = policy.explorer_interval * policy.groups_per_explore_step
     fewest_first = sorted(parties, key=lambda name: (parties[name].received, name))

@@ -300,7 +300,7 @@ def _check_the_books(shuffled: ShuffledPair) -> None:
         (max(view.granted, view.received) if view.takes_part else view.received) - view.gone
         for view in pair.trainer.explorers.values()
     )
-    assert pair.trainer.held == held
+    assert pair.trainer.explorers.tally.held == held
 
 
 def _in_lineage(shuffled: ShuffledPair, epoch: int, step: int) -> bool:
