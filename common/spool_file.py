@@ -83,14 +83,23 @@ def read_spool(path: Path) -> SpoolContents | None:
         try:
             return _contents(path, "mode=ro")
         except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY:
+            code = error_code(error)
+            if code & 0xFF == sqlite3.SQLITE_BUSY:
                 return _read_running(path)
-            if error.sqlite_errorcode != sqlite3.SQLITE_READONLY_ROLLBACK:
+            if code != sqlite3.SQLITE_READONLY_ROLLBACK:
                 raise
             with _copied(path) as copy:
                 return _contents(copy, "mode=rw")
     except (sqlite3.Error, OSError, ValueError, TypeError) as error:
         raise StorageFailed(f"spool {path}: {error}", path=path) from error
+
+
+def error_code(error: sqlite3.Error) -> int:
+    """SQLite's extended result code, https://www.sqlite.org/rescode.html.
+
+    What Python's module raises by itself has none: it could not make sense of what is stored, which is corrupt then.
+    """
+    return int(getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT))
 
 
 def _read_running(path: Path) -> SpoolContents | None:

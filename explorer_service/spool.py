@@ -27,7 +27,7 @@ from typing import Any, TypeAlias
 import xxhash
 
 from common.errors import ProtocolViolation, RunMismatch, StaleEpoch, StorageFailed
-from common.spool_file import APPLICATION_ID, FORMAT_VERSION, SCHEMA
+from common.spool_file import APPLICATION_ID, FORMAT_VERSION, SCHEMA, error_code
 
 Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json] | None"
 
@@ -281,7 +281,7 @@ class Spool:
         except sqlite3.Error as error:
             failure = StorageFailed(f"spool {self._path}: {error}")
             # The low byte is the primary code, https://www.sqlite.org/rescode.html#extrc.
-            if (error.sqlite_errorcode & 0xFF) in {sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CORRUPT}:
+            if (error_code(error) & 0xFF) in {sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CORRUPT}:
                 self._broken = failure
             raise failure from error
 

@@ -145,3 +145,15 @@ def test_another_database_is_refused(script: str, tmp_path: Path) -> None:
         connection.executescript(script)
     with pytest.raises(StorageFailed, match=r"e\.spool"):
         read_spool(tmp_path / "e.spool")
+
+
+def test_text_that_is_none_is_a_damaged_spool_and_no_error_of_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "e.spool"
+    Spool.open(path, "a-run", "explorer-0").close()
+    raw = path.read_bytes()
+    assert raw.count(b"a-run") == 1
+    path.write_bytes(raw.replace(b"a-run", b"a-\xff\xfen"))
+    with pytest.raises(StorageFailed, match="UTF-8"):
+        read_spool(path)
+    with pytest.raises(StorageFailed, match="UTF-8"):
+        Spool.open(path, "a-run", "explorer-0")
