@@ -34,6 +34,8 @@ class ExploreMetrics:
         self._monitor = monitor
         self._step = 0
         self._rewards: list[float] = []
+        self._group_seconds: list[float] = []
+        self._bytes = 0
         self._failed_groups = 0
         self._failed_rollouts = 0
         self._since = time.monotonic()
@@ -45,10 +47,15 @@ class ExploreMetrics:
         self._step = explore_step
         self._since = time.monotonic()
 
-    def count_group(self, group: ExperienceGroup) -> None:
-        """A group was spooled."""
+    def count_group(self, group: ExperienceGroup, seconds: float) -> None:
+        """A group was spooled, so long after it was begun."""
+        self._group_seconds.append(seconds)
         self._rewards.extend(experience.reward for experience in group.experiences)
         self._failed_rollouts += group.failed_rollouts
+
+    def count_bytes(self, size: int) -> None:
+        """A batch of so many bytes was spooled."""
+        self._bytes += size
 
     def count_failed_group(self) -> None:
         """A task gave no group."""
@@ -66,6 +73,8 @@ class ExploreMetrics:
             "explore/failed_groups": float(self._failed_groups),
             "explore/failed_rollouts": float(self._failed_rollouts),
             "explore/tokens": float(tokens),
+            "explore/groups": float(len(self._group_seconds)),
+            "explore/bytes": float(self._bytes),
             "spool/batches": float(self._spool.counters.pending_batches),
             "spool/bytes": float(self._spool.counters.pending_bytes),
             "time/explore_step": now - self._since,
@@ -75,6 +84,10 @@ class ExploreMetrics:
         }
         if self._rewards:
             values["explore/reward_mean"] = sum(self._rewards) / len(self._rewards)
+        if self._group_seconds:
+            values["time/group_mean"] = sum(self._group_seconds) / len(self._group_seconds)
+            values["time/group_max"] = max(self._group_seconds)
+        self._group_seconds, self._bytes = [], 0
         self._step = explore_step
         self._since, self._tokens, self._decode_seconds = now, statistics.generated_tokens, statistics.decode_seconds
         self._rewards = []

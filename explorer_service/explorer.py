@@ -7,6 +7,7 @@ about the schedule itself.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
@@ -101,6 +102,7 @@ class Explorer:
         self._finished_groups = FinishedGroups(in_order=policy.reproducible)
         self._spooling: list[ExperienceGroup] = []
         self._begun: dict[int, int] = {}
+        self._begun_at: dict[int, float] = {}
         self._spool_is_full = False
         self._failed_in_a_row = 0
         self._interrupted = list(progress.in_flight.values())
@@ -201,6 +203,7 @@ class Explorer:
 
     async def _make_group(self, plan: GroupPlan) -> None:
         """Makes one group; in place of a task that fails, another one is done."""
+        self._begun_at[plan.ordinal] = time.monotonic()
         while True:
             self._begun[plan.ordinal] = self.state.version[1]
             task = self._taskset.task(self._order.position(plan.position))
@@ -215,7 +218,7 @@ class Explorer:
                 position = await self._replacement(plan.position)
                 if position is None:
                     self._progress.done(plan.ordinal)
-                    del self._begun[plan.ordinal]
+                    del self._begun[plan.ordinal], self._begun_at[plan.ordinal]
                     self.feed(GroupFinished(plan.explore_step))
                     return
                 plan = self._progress.plan(plan.ordinal, plan.explore_step, position)
@@ -273,11 +276,12 @@ class Explorer:
         state = {"progress": self._progress.state(self.state)}
         newest = max(one.newest_version for group in groups for one in group.experiences)
         tasks = [group.task for group in groups]
-        await self._spool.call(spool.append, make_batch, len(groups), state, newest, tasks)
+        _, batch = await self._spool.call(spool.append, make_batch, len(groups), state, newest, tasks)
+        self._metrics.count_bytes(len(batch))
         self._spooling = []
         for group in groups:
             del self._begun[group.ordinal]
-            self._metrics.count_group(group)
+            self._metrics.count_group(group, time.monotonic() - self._begun_at.pop(group.ordinal))
             self.feed(GroupFinished(group.explore_step))
 
     async def _apply(self, epoch: int, step: int) -> None:

@@ -137,6 +137,7 @@ class Fleet:
             "time/sync_weight": seconds,
             "time/sync_receive": delivery.receive_seconds,
             "time/sync_apply": delivery.apply_seconds,
+            "sync/sent_bytes": float(delivery.sent_bytes),
         }
         log.debug("weights_applied", explorer=explorer_id, step=publication.step, seconds=round(seconds, 4))
 

@@ -145,40 +145,55 @@ def check(config: ConfigFile, overrides: Overrides = None) -> None:
 
 
 @app.command()
-def simulate(
+def simulate(  # noqa: PLR0917 - one argument an option
     config: ConfigFile,
     overrides: Overrides = None,
     explorers: Annotated[
         int | None, typer.Option(min=1, help="Explorers; default: those of the configuration.")
     ] = None,
-    rollout_seconds: Annotated[float, typer.Option(min=0.0, help="Of one group.")] = 1.0,
+    rollout_seconds: Annotated[float, typer.Option(min=0.0, help="Of one group; the mean, with a spread.")] = 1.0,
+    rollout_spread: Annotated[
+        float, typer.Option(min=0.0, help="Standard deviation / mean of the rollouts, log-normal: 1 is a long tail.")
+    ] = 0.0,
     train_seconds: Annotated[float, typer.Option(min=0.0, help="Of one trainer step.")] = 1.0,
     push_seconds: Annotated[float, typer.Option(min=0.0, help="Of bringing a version to an explorer.")] = 0.1,
+    group_bytes: Annotated[float, typer.Option(min=0.0, help="Of one group, for the bytes a day.")] = 0.0,
+    version_bytes: Annotated[float, typer.Option(min=0.0, help="Of one version, as it is pushed.")] = 0.0,
+    measured: Annotated[
+        Path | None,
+        typer.Option("--from", metavar="RUN", help="Folder of a run: durations and sizes as its metrics have them."),
+    ] = None,
     steps: Annotated[int, typer.Option(min=1, help="Trainer steps.")] = 50,
     png: Annotated[Path | None, typer.Option(help="Draws the timeline there; a name in .svg gives SVG.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a stage, each on one line.")] = False,
 ) -> None:
-    """Shows what a schedule comes to, without running anything: deadlocks, throughput, idle time, staleness.
+    """Shows what a schedule comes to, without running anything: deadlocks, throughput, idle time, staleness, bytes.
 
-    The services' own state machines run in virtual time, with the durations that are given. Exit code 1 when both sides
-    would wait for each other for ever, 2 for a bad configuration.
+    The services' own state machines run in virtual time, with the durations that are given, or those that a run has
+    measured. Exit code 1 when both sides would wait for each other for ever, 2 for a bad configuration.
 
     Examples:
 
     - `tandem simulate run.yaml --rollout-seconds 20 --train-seconds 8`
 
     - `tandem simulate run.yaml --explorers 4 --set sync.style=fully_async --png timeline.png`
-    """  # noqa: D412 - Markdown wants the blank line before a list
-    from common.cli.simulate import simulate_command  # noqa: PLC0415 - see the module's docstring
 
+    - `tandem simulate run.yaml --from runs/pair --explorers 16`
+    """  # noqa: D412 - Markdown wants the blank line before a list
+    from common.cli.simulate import Sizes, log_normal, simulate_command  # noqa: PLC0415 - see the module's docstring
+    from common.sync.simulate import Durations  # noqa: PLC0415 - as above
+
+    rollout = log_normal(rollout_seconds, rollout_spread) if rollout_spread else rollout_seconds
     simulate_command(
         config,
         overrides,
         explorers=explorers,
-        rollout_seconds=rollout_seconds,
-        train_seconds=train_seconds,
-        push_seconds=push_seconds,
+        durations=Durations(rollout, train_seconds, push_seconds, latency=0.001),
+        sizes=Sizes(group_bytes, version_bytes),
+        measured=measured,
         steps=steps,
         png=png,
+        as_json=as_json,
     )
 
 

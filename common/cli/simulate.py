@@ -5,17 +5,24 @@
 
 from __future__ import annotations
 
+import json
+import math
+import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import typer
 
+from common.cli.measured_run import read_measured
 from common.cli.timeline import draw_timeline
+from common.sync.happening import Group
 from common.sync.policy import Style, SyncPolicy
 from common.sync.simulate import Durations, SimulationResult, simulate
 
 EXIT_DEADLOCK = 1
+DAY_SECONDS = 86_400.0
 
 DOCS_DURATIONS = Durations(rollout=1.0, train=0.8, push=0.2, latency=0.02)
 DOCS_POLICIES = {
@@ -41,20 +48,32 @@ DOCS_POLICIES = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """In bytes; 0: not known."""
+
+    group: float = 0.0
+    """Of one group, on its way to the trainer."""
+    version: float = 0.0
+    """Of one version, on its way to one explorer."""
+
+
 def simulate_command(
     config: Path,
     overrides: Sequence[str] | None = None,
     *,
     explorers: int | None = None,
-    rollout_seconds: float = 1.0,
-    train_seconds: float = 1.0,
-    push_seconds: float = 0.1,
+    durations: Durations | None = None,
+    sizes: Sizes = Sizes(),
+    measured: Path | None = None,
     steps: int = 50,
     png: Path | None = None,
+    as_json: bool = False,
 ) -> None:
     """Prints what the schedule of each stage comes to; ends with exit code 1 where one deadlocks.
 
-    `explorers`: None takes those of the configuration. `steps` are trainer steps; `png` is where the timeline is drawn.
+    `explorers`: None takes those of the configuration. `measured` is the folder of a run from whose metrics durations and sizes are
+    taken instead. `steps` are trainer steps; `png` is where the timeline is drawn. `as_json`: one object a stage and line.
     """
     from common.config.describe import explorers as configured_explorers  # noqa: PLC0415 - `--help` is quick
     from common.config.describe import plain_policy  # noqa: PLC0415 - as above
@@ -64,27 +83,71 @@ def simulate_command(
     deadlocked = False
     for stage in stage_configs(load_config(config, overrides or ())):
         if stage.buffer.source == "file":
-            print(f"{stage.stage_name}: trains on a file, without explorers")
+            if not as_json:
+                print(f"{stage.stage_name}: trains on a file, without explorers")
             continue
         policy = plain_policy(stage)
         count = explorers or configured_explorers(stage)
         total = min(steps, stage.trainer.total_steps or steps)
-        result = simulate(
-            policy,
-            explorers=count,
-            durations=Durations(rollout_seconds, train_seconds, push_seconds, latency=0.001),
-            total_steps=total,
-        )
+        if measured is not None:
+            run = read_measured(measured, stage.stage_name)
+            durations, sizes = run.durations(), Sizes(run.group_bytes, run.version_bytes)
+        result = simulate(policy, explorers=count, durations=durations or Durations(), total_steps=total)
         deadlocked = deadlocked or result.deadlock is not None
         title = f"{stage.stage_name}: {policy.style.value}, {count} explorer{'s' if count > 1 else ''}"
-        print("\n".join([title, *outcome(result, policy)]))
+        if as_json:
+            print(json.dumps(as_object(stage.stage_name, count, result, policy, sizes)))
+        else:
+            print("\n".join([title, *outcome(result, policy, sizes)]))
         if png is not None:
             draw_timeline(result, title, png)
     if deadlocked:
         raise typer.Exit(EXIT_DEADLOCK)
 
 
-def outcome(result: SimulationResult, policy: SyncPolicy) -> list[str]:
+def log_normal(mean: float, spread: float, seed: int = 0) -> Callable[[Group], float]:
+    """Durations of rollouts with this mean, and a standard deviation of `spread` times the mean: most are short, some very long."""
+    pick = random.Random(seed)
+    sigma = math.sqrt(math.log1p(spread * spread))
+    return lambda _group: mean * pick.lognormvariate(-sigma * sigma / 2, sigma)
+
+
+def bytes_a_day(result: SimulationResult, sizes: Sizes) -> tuple[float, float]:
+    """Experiences to the trainer, and weights to all explorers."""
+    if not result.seconds:
+        return 0.0, 0.0
+    made = sum(result.staleness.values()) + sum(result.dropped.values())
+    return (
+        made * sizes.group * DAY_SECONDS / result.seconds,
+        len(result.deliveries) * sizes.version * DAY_SECONDS / result.seconds,
+    )
+
+
+def as_object(
+    stage: str, explorers: int, result: SimulationResult, policy: SyncPolicy, sizes: Sizes
+) -> dict[str, object]:
+    """The result for machines."""
+    up, down = bytes_a_day(result, sizes)
+    return {
+        "stage": stage,
+        "style": policy.style.value,
+        "explorers": explorers,
+        "finished": result.finished,
+        "deadlock": result.deadlock,
+        "steps": result.steps,
+        "seconds": result.seconds,
+        "groups_per_second": result.groups_per_second,
+        "trainer_idle": result.trainer_idle,
+        "explorer_idle": result.explorer_idle,
+        "max_queued_groups": result.max_queued_groups,
+        "staleness": {str(steps): count for steps, count in result.staleness.items()},
+        "dropped": dict(result.dropped),
+        "experience_bytes_a_day": up,
+        "weight_bytes_a_day": down,
+    }
+
+
+def outcome(result: SimulationResult, policy: SyncPolicy, sizes: Sizes = Sizes()) -> list[str]:
     """The result in lines for people."""
     lines = []
     if result.deadlock is not None:
@@ -103,6 +166,11 @@ def outcome(result: SimulationResult, policy: SyncPolicy) -> list[str]:
     for steps, count in result.staleness.items():
         lines.append(f"    {steps:3d} {'#' * max(1, round(40 * count / groups))} {count / groups:.0%}")
     lines += [f"  dropped, {reason}: {count} groups" for reason, count in result.dropped.items()]
+    if sizes != Sizes():
+        up, down = bytes_a_day(result, sizes)
+        lines.append(
+            f"  a day: {up / 1e9:.2f} GB of experiences to the trainer, {down / 1e9:.2f} GB of weights to explorers"
+        )
     return lines
 
 

@@ -40,7 +40,7 @@ class ExplorerView:
     gone: int = 0
     """Groups that arrived and were trained or dropped."""
     window: int | None = None
-    """fixed: step of the version that was applied last, of any stream; None before the first."""
+    """fixed: step of the version that was applied last, of any stream; before the first, of the first that it can have applied."""
     need: int = 0
     """fixed: the ordinal at which its window ends; more where that is not known for sure."""
     oldest: int | None = None

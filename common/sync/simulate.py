@@ -39,11 +39,11 @@ class Durations:
 
     rollout: float | Callable[[Group], float] = 1.0
     """Of one group."""
-    train: float = 1.0
+    train: float | Callable[[], float] = 1.0
     """Of one trainer step."""
-    push: float = 0.0
+    push: float | Callable[[], float] = 0.0
     """From a publication until the version is at an explorer."""
-    swap: float = 0.0
+    swap: float | Callable[[], float] = 0.0
     """Until a version that is there is live."""
     latency: float = 0.0
     """Of every message, one way."""
@@ -140,6 +140,10 @@ class _Lane:
     versions: dict[int, int] = field(default_factory=dict)
 
 
+def _seconds(duration: float | Callable[[], float]) -> float:
+    return duration if isinstance(duration, int | float) else duration()
+
+
 class Simulation:
     """One run."""
 
@@ -209,10 +213,10 @@ class Simulation:
                 self._begin_step(happening)
             case Kind.PUSH:
                 self._published_at.setdefault(happening.version[1], self.now)
-                self._at(self.now + durations.push + durations.latency, happening)
+                self._at(self.now + _seconds(durations.push) + durations.latency, happening)
             case Kind.SWAP:
                 free = max(self.now, self._lanes[happening.explorer].evaluating_until)
-                self._at(free + durations.swap, happening)
+                self._at(free + _seconds(durations.swap), happening)
             case _:
                 self._at(self.now + durations.latency, happening)
 
@@ -270,7 +274,7 @@ class Simulation:
         self._step_began = self.now
         step = self.pair.trainer.step
         self._staleness.update(step - group.oldest[1] for group in self.pair.batch)
-        self._at(self.now + self._durations.train, happening)
+        self._at(self.now + _seconds(self._durations.train), happening)
 
     def _end_step(self) -> None:
         step = self.pair.trainer.step

@@ -243,7 +243,10 @@ def _join(
     actions: tuple[TrainerAction, ...] = ()
     if asking and newest and event.applied is not None:
         actions = (AnswerSync(event.explorer, newer=True, step=event.applied),)
-    known = before if before is not None else ExplorerView(need=_need_of_unknown(event, state.step, policy))
+    # The word that it has applied its first version may be lost with a stream.
+    first = state.published if state.published is not None else state.step
+    unknown = ExplorerView(need=_need_of_unknown(event, state.step, policy), window=first)
+    known = before if before is not None else unknown
     if event.applied is not None:
         known = _with_version(known, event.applied, policy)
     view = ExplorerView(

@@ -77,6 +77,7 @@ AWAY_WHEN_THE_RUN_ENDS = SyncPolicy(
 
 @given(balanced(), seeds, st.integers(1, 6))
 @example((AWAY_WHEN_THE_RUN_ENDS, 4), 244612, 5)
+@example((SyncPolicy(offset=1, groups_per_train_step=3, max_queued_groups=6), 3), 286, 4)  # its first word is lost
 @settings(deadline=None, max_examples=40)
 def test_a_run_ends_whatever_fails_and_is_mended(settled: tuple[SyncPolicy, int], seed: int, faults: int) -> None:
     policy, explorers = settled

@@ -43,6 +43,8 @@ class Delivery:
     """False when a newer version took its place before it was applied."""
     receive_seconds: float
     apply_seconds: float
+    sent_bytes: int = 0
+    """Of weights, on this way to it; 0 where only a path was sent."""
 
 
 class Publisher(Protocol):

@@ -134,7 +134,8 @@ class PushStream:
             raise ManifestMismatch(
                 f"{self.peer} applied other weights than it was sent", sent=self.encoded.version, applied=version
             )
-        return Delivery(version, True, applied.receive_seconds, applied.apply_seconds)
+        sent = self.transfer.sent_bytes if self.transfer is not None else 0
+        return Delivery(version, True, applied.receive_seconds, applied.apply_seconds, sent)
 
     async def _read(self) -> explorer_pb2.PushWeightsResponse:
         try:
