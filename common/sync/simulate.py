@@ -6,6 +6,7 @@ more, the run is not over, and neither machine can move.
 
 from __future__ import annotations
 
+import functools
 import heapq
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
@@ -382,6 +383,7 @@ CHECKED_TIMINGS = (
 """Balanced, and each side much faster than the other."""
 
 
+@functools.lru_cache(maxsize=16)  # a start asks several times
 def find_deadlock(
     policy: SyncPolicy, explorers: int, total_steps: int | None = None, tasks: int | None = None
 ) -> str | None:
