@@ -10,7 +10,7 @@ import math
 import random
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import typer
@@ -86,7 +86,8 @@ def simulate_command(
             if not as_json:
                 print(f"{stage.stage_name}: trains on a file, without explorers")
             continue
-        policy = plain_policy(stage)
+        # No explorer goes away here: what gets along with repeated windows alone is refused by the services.
+        policy = replace(plain_policy(stage), repeats_windows=False)
         count = explorers or configured_explorers(stage)
         total = min(steps, stage.trainer.total_steps or steps)
         if measured is not None:

@@ -35,6 +35,10 @@ def sync_policy(config: TandemConfig) -> SyncPolicy:
     """The schedule of one stage. Raises ConfigError with the reason where both sides would wait for ever."""
     policy = plain_policy(config)
     if config.buffer.source == "explorers":
+        if policy.style is Style.EXPLORER_DRIVEN and config.explorer.trainer is None:
+            raise ConfigError(
+                f"{_stage(config)}sync.style: explorer_driven needs `explorer.trainer`: whom the explorer asks"
+            )
         hang = find_hang(policy, explorers(config), config.trainer.total_steps)
         if hang is not None:
             raise ConfigError(
@@ -109,22 +113,23 @@ def _trainer(config: TandemConfig, policy: SyncPolicy) -> str:
     return f"A trainer step takes {policy.groups_per_train_step} groups; the trainer {how} {when}."
 
 
+def staleness_bound(policy: SyncPolicy, count: int) -> int | None:
+    """The most that anything which is trained can be stale, in steps, with so many explorers; None where nothing bounds it."""
+    bounds = [_scheduled_staleness(policy, count), policy.max_staleness]
+    return min((bound for bound in bounds if bound is not None), default=None)
+
+
 def _staleness(config: TandemConfig, policy: SyncPolicy) -> str:
-    bounds: list[int] = []
-    scheduled = _scheduled_staleness(policy, explorers(config))
-    if scheduled is not None:
-        bounds.append(scheduled)
-    if policy.max_staleness is not None:
-        bounds.append(policy.max_staleness)
-    if not bounds:
+    bound = staleness_bound(policy, explorers(config))
+    if bound is None:
         return (
             f"Staleness is bounded only by the {policy.max_queued_groups} groups that may wait in the trainer's buffer; "
             "`sync.max_staleness` would bound it."
         )
-    text = f"Staleness is at most {_count(min(bounds), 'step')}"
-    if scheduled == 0:
+    text = f"Staleness is at most {_count(bound, 'step')}"
+    if _scheduled_staleness(policy, explorers(config)) == 0:
         return f"{text}: on-policy."
-    if policy.max_staleness is not None and policy.max_staleness == min(bounds):
+    if policy.max_staleness == bound:
         credits_end = "" if policy.style is Style.FIXED else "credits are given no further, and "
         return f"{text}: {credits_end}what is older all the same is dropped and counted."
     return f"{text}."

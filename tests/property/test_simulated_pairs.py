@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,7 @@ async def test_what_is_called_live_finishes_and_is_as_stale_as_predicted(
 ) -> None:
     explorers, settings = _random_settings(random.Random(seed))
     configs = _configs(tmp_path, explorers, settings)
-    policy = plain_policy(configs[0])
+    policy = replace(plain_policy(configs[0]), repeats_windows=False)
     predicted = simulate(
         policy, explorers=explorers, durations=Durations(1.0, 0.5, 0.1, latency=0.01), total_steps=STEPS
     )

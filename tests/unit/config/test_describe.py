@@ -41,13 +41,15 @@ def test_fixed_names_the_staleness_that_the_schedule_gives(interval: int, offset
 
 def test_each_style_says_what_the_explorer_does() -> None:
     def says(style: str) -> str:
-        return describe_sync(config(sync={"style": style, "interval": 2}))
+        return describe_sync(config(sync={"style": style, "interval": 2}, explorer={"trainer": "trainer:1"}))
 
     assert "waits until a newer version is applied" in says("fixed")
     assert "without waiting" in says("trainer_driven")
     assert "asks the trainer" in says("explorer_driven")
     assert "whenever it comes" in says("fully_async")
     assert "8 tasks x 8 rollouts" in says("fixed")
+    with pytest.raises(ConfigError, match="explorer.trainer"):
+        sync_policy(config(sync={"style": "explorer_driven"}))
 
 
 def test_supervised_training_from_a_file_has_no_sync() -> None:
