@@ -48,7 +48,7 @@ def test_each_style_says_what_the_explorer_does() -> None:
     assert "asks the trainer" in says("explorer_driven")
     assert "whenever it comes" in says("fully_async")
     assert "8 tasks x 8 rollouts" in says("fixed")
-    with pytest.raises(ConfigError, match="explorer.trainer"):
+    with pytest.raises(ConfigError, match=r"explorer\.trainer"):
         sync_policy(config(sync={"style": "explorer_driven"}))
 
 
