@@ -88,12 +88,12 @@ async def test_an_explorer_that_hung_for_longer_than_keepalive_goes_on_where_it_
 
 
 @pytest.mark.slow_faults
-@pytest.mark.parametrize("style", ["fixed", "explorer_driven"])
+@pytest.mark.parametrize("style", ["fixed", "explorer_driven", "fully_async"])
 async def test_an_explorer_that_is_given_up_and_comes_back_takes_part_again(style: str, tmp_path: Path) -> None:
     settings = pair_settings(
         tmp_path / "runs",
         PATIENT,
-        {"trainer": {"explorer_timeout": 2}, "sync": {"style": style}, "explorer": {"trainer": None}},
+        {"trainer": {"explorer_timeout": 2, "batch_size": 4}, "sync": {"style": style}},
     )
     addresses = [settings["explorer"]["address"], free_address()]
     settings["explorers"] = [{"address": address} for address in addresses]
@@ -107,8 +107,8 @@ async def test_an_explorer_that_is_given_up_and_comes_back_takes_part_again(styl
         await trainer.until(lambda status: status.step >= both.step + 2)
         explorers[1].send(signal.SIGSTOP)
         alone = await trainer.until(lambda status: sum(one.connected for one in status.explorers) == 1)
+        await trainer.until(lambda _status: any(event["event"] == "explorer_given_up" for event in trainer.events))
         await trainer.until(lambda status: status.step >= alone.step + 4)
-        assert "explorer_given_up" in [event["event"] for event in trainer.events]
         explorers[1].send(signal.SIGCONT)
         again = await trainer.until(lambda status: sum(one.connected for one in status.explorers) == 2)
         await trainer.until(
