@@ -16,6 +16,7 @@ import grpc
 import structlog
 from google.protobuf.message import Message
 
+from common.config.hangs import find_hang
 from common.config.root import TandemConfig
 from common.config.security import Role
 from common.errors import (
@@ -47,6 +48,7 @@ from common.sync.events import (
     WeightsDelivered,
 )
 from common.sync.explorer_views import ExplorerView
+from common.sync.policy import Style
 from common.tasks import task_scope
 from common.weights.version import PolicyVersion
 from common.wire.bulk import BatchView, parse_stream_response
@@ -196,20 +198,23 @@ class ExplorerLink:
 
     async def drain(self) -> None:
         """Lets the explorer finish what is in flight, and start nothing more."""
-        await self._unary(self._stub.Drain(explorer_pb2.DrainRequest(), timeout=self._config.sync.timeout))
+        call = self._stub.Drain(explorer_pb2.DrainRequest(), timeout=self._config.sync.timeout)
+        await self._unary("finish what is in flight", call, self._config.sync.timeout)
 
     async def evaluate(self) -> explorer_pb2.EvaluateResponse:
         """Runs the explorer's eval taskset on the weights that are live there."""
-        return await self._unary(self._stub.Evaluate(explorer_pb2.EvaluateRequest(), timeout=self._config.sync.timeout))
+        call = self._stub.Evaluate(explorer_pb2.EvaluateRequest(), timeout=self._config.sync.timeout)
+        return await self._unary("evaluate", call, self._config.sync.timeout)
 
     async def stop(self, reason: str, *, finished: bool) -> None:
         """Asks the explorer to end."""
         request = explorer_pb2.ExplorerServiceStopRequest(reason=reason, finished=finished)
-        await self._unary(self._stub.Stop(request, timeout=QUICK_CALL_SECONDS))
+        await self._unary("end", self._stub.Stop(request, timeout=QUICK_CALL_SECONDS), QUICK_CALL_SECONDS)
 
-    async def _unary(self, call: Awaitable[Response]) -> Response:
+    async def _unary(self, doing: str, call: Awaitable[Response], timeout: float) -> Response:
         try:
-            return await call
+            async with self._status.waiting(f"explorer {self.explorer_id} to {doing}", timeout):
+                return await call
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error, f"explorer {self.explorer_id}") from error
 
@@ -243,11 +248,13 @@ class ExplorerLink:
     async def _write(self, call: Call) -> None:
         with contextlib.suppress(asyncio.InvalidStateError):  # the call has ended; reading from it says why
             while True:
-                await call.write(await self._outbox.get())
+                request = await self._outbox.get()
+                async with self._status.waiting(f"explorer {self.explorer_id} to read", self._config.sync.timeout):
+                    await call.write(request)
 
     async def _read_all(self, call: Call) -> None:
-        await call.write(explorer_pb2.StreamExperiencesRequest(open=self._opening()))
         async with self._status.waiting(f"the hello of explorer {self.address}", QUICK_CALL_SECONDS):
+            await call.write(explorer_pb2.StreamExperiencesRequest(open=self._opening()))
             first = await self._read(call)
         if not isinstance(first, explorer_pb2.StreamExperiencesResponse) or first.WhichOneof("message") != "hello":
             raise ProtocolViolation(f"explorer {self.address} did not open its stream with a hello")
@@ -311,6 +318,7 @@ class ExplorerLink:
             raise RunMismatch(
                 f"explorer {hello.explorer_id} came to a deterministic run, which has one explorer: {others[0]}"
             )
+        self._check_schedule(hello.explorer_id)
         account = self._queue.account(hello.explorer_id)
         if hello.last_sequence < account.received_through:
             raise RunMismatch(
@@ -351,6 +359,19 @@ class ExplorerLink:
         )
         self._observer.joined(self)
         self._observer.tasks_changed()
+
+    def _check_schedule(self, explorer_id: str) -> None:
+        """Raises RunMismatch for one explorer too many: under fixed, what they made too much would fill the buffer, and stop all."""
+        policy = self._sync.policy
+        taking_part = {name for name, view in self._sync.state.explorers.items() if view.takes_part} | {explorer_id}
+        window = policy.explorer_interval * policy.groups_per_explore_step * len(taking_part)
+        if policy.style is not Style.FIXED or window <= policy.trainer_interval * policy.groups_per_train_step:
+            return
+        hang = find_hang(policy, len(taking_part), self._config.trainer.total_steps)
+        if hang is not None:
+            raise RunMismatch(
+                f"with explorer {explorer_id} the run would stop at trainer step {hang.trainer_steps}: {hang.reason}"
+            )
 
     async def _take_in(self, view: BatchView) -> None:
         account = self._queue.account(self.explorer_id)

@@ -12,7 +12,7 @@ import structlog
 
 from common.changes import Changes
 from common.config.root import TandemConfig
-from common.errors import PeerUnavailable, TandemError, WaitTimedOut
+from common.errors import PeerError, PeerUnavailable, StaleEpoch, TandemError, WaitTimedOut
 from common.monitor.monitor import Monitor
 from common.status import StatusBoard
 from common.sync.events import ExplorerGivenUp, RunEnding, TasksCounted
@@ -57,6 +57,8 @@ class Fleet:
         self._tasks: asyncio.TaskGroup | None = None
         self._is_ending = False
         self._running: dict[ExplorerLink, asyncio.Task[None]] = {}
+        self._refused: dict[str, str] = {}
+        """Why, by address, of those that registered and are left out."""
         self._sync_metrics: dict[str, float] = {}
         self._started = time.monotonic()
 
@@ -95,7 +97,23 @@ class Fleet:
             observer=self,
         )
         self.links.append(link)
-        self._running[link] = self._tasks.create_task(link.run())
+        is_listed = any(explorer.address == address for explorer in self._config.explorers)
+        self._running[link] = self._tasks.create_task(link.run() if is_listed else self._run_registered(link))
+
+    async def _run_registered(self, link: ExplorerLink) -> None:
+        """One that nobody listed, and that turns out unfit, is told so and left out: the others' run goes on."""
+        try:
+            await link.run()
+        except StaleEpoch:
+            raise  # a successor has the explorers
+        except PeerError as error:
+            log.warning("explorer_refused", explorer=link.explorer_id, address=link.address, error=error.message)
+            self._refused[link.address] = error.message
+            reason = f"the trainer refused: {error.message}"
+            await self._each([link], "stop", lambda one: one.stop(reason, finished=False))
+            self.links.remove(link)
+            del self._running[link]
+            await link.close()
 
     def connected(self) -> list[ExplorerLink]:
         """The links whose stream is open."""
@@ -247,6 +265,8 @@ class Fleet:
         self.tasks_changed()
 
     def _causes(self) -> Iterator[str]:
+        for address, reason in self._refused.items():
+            yield f"{address} was refused: {reason}"
         for link in self.links:
             if link.last_error is not None:
                 yield f"{link.address}: {link.last_error.message}"

@@ -193,3 +193,33 @@ async def test_an_explorer_with_other_tasks_is_refused(tmp_path: Path) -> None:
         pair.start_explorer(other, "explorer-1")
         error = await pair.failure("trainer")
         assert "another taskset, or another order of tasks" in str(error)
+
+
+async def test_an_explorer_that_registers_and_is_unfit_is_left_out_and_told_why(tmp_path: Path) -> None:
+    first, second = many_config(tmp_path, 2, SLOW, {"trainer": {"total_steps": 8, "batch_size": 2}}, listed=False)
+    other = second.model_copy(update={"taskset": second.taskset.model_copy(update={"shuffle": False})})
+    async with in_process(first) as pair:
+        pair.start_trainer()
+        pair.start_explorer(first, "explorer-0")
+        await stands_at(pair, 1)
+        pair.start_explorer(other, "explorer-1")
+        refused = await pair.failure("explorer-1")
+        assert "another taskset, or another order of tasks" in str(refused)
+        del pair.tasks["explorer-1"]
+        await pair.both_end()
+
+
+async def test_one_explorer_too_many_for_fixed_is_left_out_instead_of_stopping_all(tmp_path: Path) -> None:
+    # 100 steps of 2 groups; two explorers would make 4, and after 8 steps 16 would wait.
+    settings = {"trainer": {"total_steps": 100, "batch_size": 2}, "buffer": {"max_groups": 16}}
+    first, second = many_config(tmp_path, 2, settings, listed=False)
+    async with in_process(first) as pair:
+        pair.start_trainer()
+        pair.start_explorer(first, "explorer-0")
+        await stands_at(pair, 1)
+        pair.start_explorer(second, "explorer-1")
+        refused = await pair.failure("explorer-1")
+        assert "with explorer explorer-1 the run would stop at trainer step 11" in str(refused)
+        assert "2 explorers x 2 tasks" in str(refused)
+        del pair.tasks["explorer-1"]
+        await pair.both_end()
