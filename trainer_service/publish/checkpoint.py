@@ -37,6 +37,8 @@ class CheckpointPublisher:
         self._root = config.checkpoint_root
         self._saving_at = saving_at
         self._store = CheckpointStore(self._root / PUBLISHED_FOLDER, config.checkpoint.keep)
+        # Steps can be faster than the disk, and two that write at once would delete the same old version.
+        self._writing = asyncio.Lock()
 
     async def prepare(self, step: int, snapshot: WeightsSnapshot) -> Published:
         """A save at this step is the publication; else writes the weights."""
@@ -44,7 +46,8 @@ class CheckpointPublisher:
         save = self._saving_at(step)
         if save is not None:
             return Published(version, None, (await asyncio.shield(save)).relative)
-        saved = await asyncio.to_thread(self._write, version, snapshot)
+        async with self._writing:
+            saved = await asyncio.to_thread(self._write, version, snapshot)
         return Published(version, None, f"{PUBLISHED_FOLDER}/{saved.relative}")
 
     async def deliver(
