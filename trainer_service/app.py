@@ -267,7 +267,17 @@ class TrainerStage:
         )
 
     def _saver(self, engine: TrainEngine, on_durable: Any, loaded: LoadedCheckpoint | None) -> Saver:
-        return Saver(self._config, self._store, engine, self._worker, self._run_epoch, on_durable, loaded, self._ledger)
+        return Saver(
+            self._config,
+            self._store,
+            engine,
+            self._worker,
+            self._run_epoch,
+            on_durable,
+            loaded,
+            self._ledger,
+            status=self._status,
+        )
 
     def _publisher(self, saver: Saver) -> Publisher:
         if self._config.sync.method is Method.CHECKPOINT:

@@ -22,6 +22,8 @@ import structlog
 from common.checkpoint.atomic import atomic_directory
 from common.checkpoint.store import CheckpointStore, LoadedCheckpoint, SavedCheckpoint
 from common.config.root import TandemConfig
+from common.errors import WaitTimedOut
+from common.status import StatusBoard
 from trainer_service.engine.base import EngineCapture, TrainEngine
 from trainer_service.engine.worker import EngineWorker
 from trainer_service.ledger import LedgerFile
@@ -53,11 +55,16 @@ class Saver:
         on_durable: Callable[[Mapping[str, Any]], None],
         resumed: LoadedCheckpoint | None = None,
         ledger: LedgerFile | None = None,
+        *,
+        status: StatusBoard[int] | None = None,
     ) -> None:
         """`on_durable` gets the state that was saved, once it is durable; `resumed` is not written again.
 
-        What `ledger` has of a cut is durable before the cut is, and its record of the cut before `on_durable`.
+        What `ledger` has of a cut is durable before the cut is, and its record of the cut before `on_durable`. `status`
+        shows the saves in progress.
         """
+        self._status: StatusBoard[int] = status if status is not None else StatusBoard(0)
+        self._timeout = config.checkpoint.timeout
         self._interval = config.checkpoint.save_interval
         self._hf = config.checkpoint.save_hf_checkpoint
         self._store = store
@@ -68,6 +75,8 @@ class Saver:
         self._ledger = ledger
         self._disk = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._saves: dict[int, _Save] = {}
+        self.disk_hangs = False
+        """A save was not durable in time: the disk's thread may never come back, and no other save can begin."""
         self.saved_step = 0
         """Step of the newest durable checkpoint; 0 = none."""
         self.seconds = 0.0
@@ -112,8 +121,8 @@ class Saver:
                 save.saved.result()
 
     def close(self) -> None:
-        """Ends the disk's thread; a write in progress is finished."""
-        self._disk.shutdown(wait=True)
+        """Ends the disk's thread; a write in progress is finished, unless the disk hangs."""
+        self._disk.shutdown(wait=not self.disk_hangs)
 
     def _remember(self, resumed: LoadedCheckpoint) -> None:
         step, run_epoch = resumed.manifest.step, resumed.manifest.run_epoch
@@ -128,7 +137,12 @@ class Saver:
         began = time.monotonic()
         capture = await captured
         loop = asyncio.get_running_loop()
-        saved = await loop.run_in_executor(self._disk, self._write, step, state, capture, hf_layout)
+        try:
+            async with self._status.waiting(f"the checkpoint of step {step} to be durable", self._timeout):
+                saved = await loop.run_in_executor(self._disk, self._write, step, state, capture, hf_layout)
+        except WaitTimedOut:
+            self.disk_hangs = True
+            raise
         self.seconds = time.monotonic() - began
         self.saved_step = max(step, self.saved_step)
         log.info("checkpoint_saved", step=step, path=str(saved.path), seconds=round(self.seconds, 3))

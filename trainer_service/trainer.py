@@ -189,6 +189,9 @@ class Trainer:
         if not self._engine_is_sound:
             log.error("state_not_saved", reason="the step failed inside the engine; the checkpoint before is good")
             return
+        if self._saver.disk_hangs:
+            log.error("state_not_saved", reason="a save before it was not durable in time")
+            return
         try:
             await self._begin_save(final=True)
         except Exception as error:  # noqa: BLE001 - the error that ended the run is the one to raise

@@ -68,5 +68,8 @@ class CheckpointConfig(Section):
     save_hf_checkpoint: Literal["always", "last", "never"] = Field(
         "last", description="When a save has the Hugging Face layout (`from_pretrained` opens it)."
     )
+    timeout: float = Field(
+        1800.0, gt=0, description="Seconds until a save must be durable; a disk that takes longer fails the run."
+    )
     keep: int = Field(3, ge=1, description="Newest checkpoints kept; one that somebody reads is never deleted.")
     resume: bool = Field(True, description="Go on from the newest complete checkpoint of this run, if there is one.")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import grpc
 import structlog
@@ -26,6 +27,8 @@ from protos.tandem.v1 import explorer_pb2, weights_pb2
 from trainer_service.publish.publication import Delivery
 
 log = structlog.get_logger(__name__)
+
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,7 +86,7 @@ class PushStream:
 
     async def run(self, staged: Callable[[], None]) -> Delivery:
         """Returns how it ended; calls `staged`, as often as the explorer says so."""
-        await self.call.write(explorer_pb2.PushWeightsRequest(offer=self.encoded.offer()))
+        await self._within(self.call.write(explorer_pb2.PushWeightsRequest(offer=self.encoded.offer())))
         while True:
             response = await self._read()
             match response.WhichOneof("message"):
@@ -116,9 +119,9 @@ class PushStream:
         log.info("delta_refused", peer=self.peer, step=self.encoded.version.step, reason=reason)
         self.refused = reason
         if self._sender is not None:
-            await self._sender
+            await self._within(self._sender)
         self.encoded = self.in_full()
-        await self.call.write(explorer_pb2.PushWeightsRequest(offer=self.encoded.offer()))
+        await self._within(self.call.write(explorer_pb2.PushWeightsRequest(offer=self.encoded.offer())))
 
     def _measure(self) -> None:
         if self._accepted is not None and self.transfer is None:
@@ -138,18 +141,23 @@ class PushStream:
         return Delivery(version, True, applied.receive_seconds, applied.apply_seconds, sent)
 
     async def _read(self) -> explorer_pb2.PushWeightsResponse:
-        try:
-            async with asyncio.timeout(self.timeout):
-                response = await read(self.call)
-        except TimeoutError as error:
-            raise WaitTimedOut(
-                f"{self.peer} was silent for {self.timeout:g} seconds while version {self.encoded.version.step} was pushed"
-            ) from error
+        reading = read(self.call)
+        response = await self._within(reading)
         if response is None:
             raise ProtocolViolation(
                 f"{self.peer} ended the push of version {self.encoded.version.step} without an outcome"
             )
         return response
+
+    async def _within(self, what: Awaitable[Value]) -> Value:
+        """Bounds every wait for the explorer."""
+        try:
+            async with asyncio.timeout(self.timeout):
+                return await what
+        except TimeoutError as error:
+            raise WaitTimedOut(
+                f"{self.peer} was silent for {self.timeout:g} seconds while version {self.encoded.version.step} was pushed"
+            ) from error
 
     def _send_from(self, offset: int) -> None:
         if not 0 <= offset <= self.encoded.data.numel():

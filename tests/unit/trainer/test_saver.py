@@ -1,7 +1,8 @@
 """Saves: one a step, acknowledged when durable, failures told."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest_asyncio
 
 from common.checkpoint.store import CheckpointStore
 from common.config.root import TandemConfig
-from common.errors import StorageFailed
+from common.errors import StorageFailed, WaitTimedOut
 from trainer_service.engine.worker import EngineWorker
 from trainer_service.saver import Saver, publish_result
 
@@ -22,6 +23,7 @@ class Capturing:
         self.value = 0
         self.full = False
         self.captures = 0
+        self.before_writing: Callable[[], object] = lambda: None
 
     def capture(self) -> Any:
         self.captures += 1
@@ -29,6 +31,7 @@ class Capturing:
 
         class Capture:
             def write(self, folder: Path, *, hf_layout: bool) -> None:
+                engine.before_writing()
                 if engine.full:
                     raise OSError(28, "No space left on device")
                 (folder / "model.safetensors").write_text(str(value))
@@ -61,6 +64,20 @@ async def fixture(tmp_path: Path) -> AsyncIterator[Fixture]:
     yield made
     made.saver.close()
     made.worker.close()
+
+
+async def test_a_disk_that_hangs_fails_the_save_in_time_and_holds_up_no_end(tmp_path: Path) -> None:
+    fixture = Fixture(tmp_path / "checkpoints", timeout=0.05)
+    hangs = threading.Event()
+    fixture.engine.before_writing = hangs.wait
+    try:
+        with pytest.raises(WaitTimedOut, match=r"waited 0\.05 seconds for the checkpoint of step 2 to be durable"):
+            await fixture.saver.begin(2, {"step": 2})
+        assert fixture.durable == []
+        fixture.saver.close()
+    finally:
+        hangs.set()
+        fixture.worker.close()
 
 
 async def test_the_state_of_the_moment_is_saved_and_acknowledged_when_durable(fixture: Fixture) -> None:
