@@ -144,6 +144,7 @@ def _same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
+@pytest.mark.slow_faults
 async def test_killed_in_a_push_between_optimizer_and_save_between_swap_and_word_and_while_spooling(
     tmp_path: Path,
 ) -> None:

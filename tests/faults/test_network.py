@@ -157,7 +157,7 @@ async def test_half_open_for_longer_than_keepalive(network: Network) -> None:
 
 
 @pytest.mark.parametrize("network", [RUNS[0]], indirect=True, scope="module")
-@pytest.mark.parametrize("direction", ["up", "down"])
+@pytest.mark.parametrize("direction", ["up", pytest.param("down", marks=pytest.mark.slow_faults)])
 async def test_flipped_bits_are_neither_trained_nor_applied(network: Network, direction: Direction) -> None:
     await network.flips(direction, above=0)
     await network.goes_on()

@@ -80,7 +80,15 @@ def _same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
-@pytest.mark.parametrize(("method", "offset"), [("shards", 0), ("checkpoint", 0), ("shards", 1), ("checkpoint", 2)])
+@pytest.mark.parametrize(
+    ("method", "offset"),
+    [
+        ("shards", 1),
+        ("checkpoint", 0),
+        pytest.param("shards", 0, marks=pytest.mark.slow_faults),
+        pytest.param("checkpoint", 2, marks=pytest.mark.slow_faults),
+    ],
+)
 async def test_a_run_that_was_killed_and_went_on_ends_with_the_same_weights_to_the_bit(
     method: str, offset: int, tmp_path: Path
 ) -> None:

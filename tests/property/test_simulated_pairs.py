@@ -81,7 +81,7 @@ def _random_settings(pick: random.Random) -> tuple[int, dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    "seed", [*range(6), *(pytest.param(seed, marks=pytest.mark.slow_faults) for seed in range(6, 100))]
+    "seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.slow_faults) for seed in range(4, 100))]
 )
 async def test_what_is_called_live_finishes_and_is_as_stale_as_predicted(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -111,14 +111,15 @@ async def test_what_is_called_live_finishes_and_is_as_stale_as_predicted(
         assert trained.staleness == predicted.staleness
 
 
+STEPS_OF_MANY = 50
 BIASED = {"sync": {"wait_for_slow": False}}
 
 
 @pytest.mark.parametrize(
     ("style", "max_staleness", "more"),
     [
-        ("fully_async", 1, {}),
-        pytest.param("trainer_driven", 2, {}, marks=pytest.mark.slow_faults),
+        pytest.param("fully_async", 1, {}, marks=pytest.mark.slow_faults),
+        ("trainer_driven", 2, {}),
         pytest.param("fully_async", 2, {}, marks=pytest.mark.slow_faults),
         pytest.param("explorer_driven", 1, {}, marks=pytest.mark.slow_faults),
         pytest.param("fully_async", 1, BIASED, marks=pytest.mark.slow_faults),
@@ -143,7 +144,7 @@ async def test_long_responses_are_trained_as_often_as_they_are_generated(
         {
             # A policy that stands still: what differs is chosen, not learned.
             "algorithm": {"optimizer": {"lr": 1e-12}},
-            "trainer": {"batch_size": 8, "total_steps": 60},
+            "trainer": {"batch_size": 8, "total_steps": STEPS_OF_MANY},
             "explorer": {"batch_size": 8, "sampling": {"max_tokens": 20}},
             "sync": {"style": style, "max_staleness": max_staleness},
             "taskset": {"reward": "slow_by_length"},
@@ -152,7 +153,7 @@ async def test_long_responses_are_trained_as_often_as_they_are_generated(
     )
     await _run(configs)
     bias = 100 * (np.mean(trained.lengths) / np.mean(generated) - 1)
-    assert len(trained.lengths) == 60 * 8 * 2
+    assert len(trained.lengths) == STEPS_OF_MANY * 8 * 2
     if more is BIASED:
         assert bias < -2  # that it would be seen
     else:
