@@ -1,7 +1,6 @@
 """Rewards for tests: name this module in `plugins`."""
 
 import asyncio
-import random
 
 from explorer_service.rewards import REWARDS
 from explorer_service.tasksets import Task
@@ -61,11 +60,3 @@ async def faulty(task: Task, response: str, *, fault: str) -> object:
         case "list":
             return [1.0, 2.0]
     return None
-
-
-@REWARDS.register("slow_by_length")
-async def slow_by_length(task: Task, response: str) -> float:
-    """Takes the longer the longer the response is, with chance on top; from a few milliseconds to a quarter of a second."""
-    chance = random.Random(f"{task.task_id} {response}").uniform(0.5, 1.5)
-    await asyncio.sleep(0.015 * len(response) * chance)
-    return share_of_digits(task, response)
