@@ -230,15 +230,18 @@ class ExplorerLink:
         try:
             async with task_scope() as tasks:
                 self._tasks = tasks
-                writer = tasks.create_task(self._write(call))
-                await self._read_all(call)
-                writer.cancel()
-                self._cancel_deliveries()
+                try:
+                    writer = tasks.create_task(self._write(call))
+                    await self._read_all(call)
+                    writer.cancel()
+                    self._cancel_deliveries()
+                finally:
+                    # What is published from here on waits for the next stream: this one's tasks are ending.
+                    self._tasks = None
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error, f"explorer {self.explorer_id}") from error
         finally:
             call.cancel()
-            self._tasks = None
             if self.connected:
                 self.connected = False
                 self.unreachable_since = time.monotonic()

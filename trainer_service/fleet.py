@@ -66,10 +66,13 @@ class Fleet:
         """Keeps the links until it is cancelled. Raises what makes an explorer unfit, or that none is left."""
         async with task_scope() as tasks:
             self._tasks = tasks
-            for explorer in self._config.explorers:
-                self.dial(explorer.address)
-            tasks.create_task(self._give_up_who_stays_away())
-            await self._watch()
+            try:
+                for explorer in self._config.explorers:
+                    self.dial(explorer.address)
+                tasks.create_task(self._give_up_who_stays_away())
+                await self._watch()
+            finally:
+                self._tasks = None  # who registers from here on comes too late
 
     async def close(self) -> None:
         """Closes all channels."""

@@ -25,7 +25,7 @@ SETTINGS = {
     "run": {"name": "looked-into"},
     "trainer": {"total_steps": 1_000_000},
     "explorer": {"send_text": True, "trainer": None},
-    "sync": {"offset": 1},
+    "sync": {"offset": 1, "max_staleness": 3},  # so that a second explorer may join: what is too much is dropped
 }
 
 
