@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 from typing import Any
 
@@ -53,6 +54,7 @@ from explorer_service.task_share import TaskShare
 from explorer_service.tasksets import Taskset
 from explorer_service.tasksets.order import TaskOrder
 from explorer_service.trainer_client import SyncRequests, TrainerClient
+from explorer_service.trainer_watch import TrainerWatch
 from explorer_service.weight_intake import WeightIntake
 from protos.tandem.v1 import explorer_pb2
 
@@ -172,9 +174,18 @@ class ExplorerStage:
             tasks.create_task(self._watch_trainer(parts.stream)),
             tasks.create_task(self._show_state()),
         ]
-        if self._client is not None:
+        client = self._client
+        if client is not None:
             own = self._config.explorer.advertise or self._server.address
-            working.append(tasks.create_task(self._client.keep_registered(own, lambda: parts.stream.connected)))
+            working.append(tasks.create_task(client.keep_registered(own, lambda: parts.stream.connected)))
+            watch = TrainerWatch(
+                client.ask_for_a_sign,
+                lambda: client.reached,
+                self._changes,
+                lambda: self._waiting_for() if parts.stream.connected else "",
+                self._config.explorer.peer_timeout,
+            )
+            working.append(tasks.create_task(watch.run()))
         self._signals.subscribe(lambda number: self._stop(f"signal {number}", True))
         await self._changes.until(lambda: self._end is not None)
         reason, finished = self._end or ("", True)
@@ -271,20 +282,23 @@ class ExplorerStage:
             timeout = explorer.peer_timeout
             await self._changes.until(lambda: not stream.connected)
 
+    def _waiting_for(self) -> str:
+        return explorer_machine.waiting_for(self._parts.explorer.state, self._policy)
+
     async def _show_state(self) -> None:
-        """Keeps the status in step with the sync machine."""
+        """Keeps the status, and what the schedule waits for, in step with the sync machine."""
         explorer = self._parts.explorer
-        shown: tuple[int, str] | None = None
         while True:
             state, reason = _state_of(explorer, self._policy)
-            if (state, reason) != shown:
-                self._status.enter(state, reason)
-                shown = (state, reason)
+            self._status.enter(state, reason)
 
             def differs(before: tuple[int, str] = (state, reason)) -> bool:
                 return _state_of(explorer, self._policy) != before
 
-            await self._changes.until(differs)
+            waits = self._waiting_for()
+            # The trainer bounds it by deadlines of its own; that it is there, and works, is watched beside this.
+            async with self._status.waiting(waits, None) if waits else contextlib.nullcontext():
+                await self._changes.until(differs)
 
     async def _close(self) -> None:
         parts = self._servicer.parts

@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -276,7 +277,8 @@ class Explorer:
         state = {"progress": self._progress.state(self.state)}
         newest = max(one.newest_version for group in groups for one in group.experiences)
         tasks = [group.task for group in groups]
-        _, batch = await self._spool.call(spool.append, make_batch, len(groups), state, newest, tasks)
+        async with self._status.waiting(f"the spool's disk to take {len(groups)} groups", None):
+            _, batch = await self._spool.call(spool.append, make_batch, len(groups), state, newest, tasks)
         self._metrics.count_bytes(len(batch))
         self._spooling = []
         for group in groups:
@@ -285,7 +287,10 @@ class Explorer:
             self.feed(GroupFinished(group.explore_step))
 
     async def _apply(self, epoch: int, step: int) -> None:
-        async with self._evaluator.unpinned():
+        async with AsyncExitStack() as held:
+            # Bounded by what an evaluation may take: `explorer.rollout_timeout` for each of its tasks.
+            async with self._status.waiting(f"the evaluation to end before version {step} is swapped in", None):
+                await held.enter_async_context(self._evaluator.unpinned())
             applied = await self._weights.swap_in(epoch, step)
         if self.state.version == (0, 0) and self._config.explorer.evaluation.at_start:
             self._spawn(self._evaluate())

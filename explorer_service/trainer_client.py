@@ -41,6 +41,8 @@ class TrainerClient:
         self._changes = changes
         self._channel = open_channel(address, config.limits, Caller(config.security, Role.EXPLORER, Role.TRAINER))
         self._stub = trainer_stub(self._channel)
+        self.reached = False
+        """It has answered a call."""
 
     async def keep_registered(self, own_address: str, connected: Callable[[], bool]) -> None:
         """Registers whenever no trainer's stream is open, until it is cancelled. Raises what the trainer refuses for."""
@@ -63,7 +65,17 @@ class TrainerClient:
             response = await self._stub.RequestSync(request, timeout=self._config.sync.timeout)
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error, f"trainer {self.address}") from error
+        self.reached = True
         return response.newer
+
+    async def ask_for_a_sign(self) -> None:
+        """Returns when the trainer's event loop has answered. Raises WaitTimedOut where it does not, and any TandemError."""
+        request = trainer_pb2.TrainerServiceGetStatusRequest()
+        try:
+            await self._stub.GetStatus(request, timeout=QUICK_CALL_SECONDS)
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc_error(error, f"trainer {self.address}") from error
+        self.reached = True
 
     async def close(self) -> None:
         """Closes the channel."""
@@ -80,6 +92,7 @@ class TrainerClient:
                 if isinstance(error, Unauthenticated):
                     log.warning("not_registered", trainer=self.address, error=error.message)
             else:
+                self.reached = True
                 log.info("registered", trainer=self.address)
                 return
             async with self._status.waiting(f"trainer {self.address} to be ready", None):
