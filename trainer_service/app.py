@@ -11,7 +11,7 @@ from typing import Any
 
 import structlog
 
-from common.audit.ledger_files import newest_epoch
+from common.audit.ledger_files import newest_epoch, read_beginnings
 from common.audit.records import Cut, Start
 from common.changes import Changes
 from common.checkpoint.run_lock import exclusive
@@ -244,9 +244,11 @@ class TrainerStage:
 
     def _lineage(self, loaded: LoadedCheckpoint | None) -> Lineage:
         if loaded is None:
-            return Lineage(self._run_epoch)
-        before = restore(loaded.manifest.run_epoch, loaded.manifest.state["source"]["lineage"])
-        return before.next(self._run_epoch, loaded.manifest.step)
+            lineage = Lineage(self._run_epoch)
+        else:
+            before = restore(loaded.manifest.run_epoch, loaded.manifest.state["source"]["lineage"])
+            lineage = before.next(self._run_epoch, loaded.manifest.step)
+        return lineage.knowing(read_beginnings(self._config.stage_folder))
 
     def _start_record(self, loaded: LoadedCheckpoint | None) -> Start:
         config, resumed = self._config, None

@@ -10,13 +10,15 @@ from pathlib import Path
 from common.audit.records import Record, Start, decode
 from common.checkpoint.atomic import storage_errors
 from common.checkpoint.files import open_regular
-from common.errors import MalformedData
+from common.errors import CheckpointInvalid, MalformedData
 
 FOLDER = "ledger"
 NAME = re.compile(r"epoch-(\d{6,18})\.jsonl", re.ASCII)
 MAX_FILES = 100_000
 MAX_LINE_BYTES = 64 << 20
 """A step of 200,000 groups has ten."""
+MAX_START_BYTES = 16 << 20
+"""65,536 explorers' frontiers take less."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,31 @@ def newest_epoch(stage_folder: Path) -> int:
     with storage_errors(folder, "cannot list"):
         names = os.listdir(folder) if folder.is_dir() else []  # noqa: PTH208 - names are all that is needed
     return max((int(match[1]) for match in map(NAME.fullmatch, names) if match), default=0)
+
+
+def read_beginnings(stage_folder: Path) -> dict[int, tuple[int, int]]:
+    """Of each start whose first record can be read: (run epoch, step) that it went on from; (0, 0): from the initial weights.
+
+    Raises StorageFailed.
+    """
+    found = {}
+    folder = stage_folder / FOLDER
+    with storage_errors(folder, "cannot list"):
+        names = sorted(os.listdir(folder)) if folder.is_dir() else []  # noqa: PTH208 - names are all that is needed
+    for name in names[:MAX_FILES]:
+        match = NAME.fullmatch(name)
+        if match is None:
+            continue
+        try:
+            with open_regular(folder / name) as descriptor:
+                line = os.pread(descriptor, MAX_START_BYTES, 0).partition(b"\n")[0]
+            _, record = decode(line)
+        except (CheckpointInvalid, ValueError):
+            continue
+        if isinstance(record, Start):
+            resumed = record.resumed
+            found[int(match[1])] = (resumed.epoch, resumed.step) if resumed is not None else (0, 0)
+    return found
 
 
 def ledger_path(stage_folder: Path, epoch: int) -> Path:

@@ -6,8 +6,8 @@ What was made with them comes 'from the future': it is not of this run's lineage
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +18,9 @@ class Lineage:
     """The present run epoch."""
     resumed: tuple[tuple[int, int], ...] = ()
     """(epoch, step): the epoch that ended, and the step of the checkpoint from which the next one went on."""
+    dead: tuple[tuple[int, int, int], ...] = ()
+    """(epoch, epoch, step): one from which nothing went on, and the weights that it began with; epoch 0: the initial ones. One
+    that is in neither list may have begun with any: nothing of it is held."""
 
     def holds(self, run_epoch: int, step: int) -> bool:
         """Whether weights of this epoch and step are among the present state's ancestors."""
@@ -27,13 +30,26 @@ class Lineage:
             return False
         if any(step > resumed for epoch, resumed in self.resumed if epoch >= run_epoch):
             return False
-        # Of an epoch from which nothing went on, the weights that it began with are those of the epoch before.
-        began = max((resumed for epoch, resumed in self.resumed if epoch < run_epoch), default=0)
-        return step <= began or any(epoch == run_epoch for epoch, _ in self.resumed)
+        if any(epoch == run_epoch for epoch, _ in self.resumed):
+            return True
+        return any(
+            epoch == run_epoch and step == began and (before == 0 or self.holds(before, began))
+            for epoch, before, began in self.dead
+        )
 
     def next(self, epoch: int, step: int) -> Lineage:
-        """The lineage of a trainer that goes on, as `epoch`, from this state at `step`."""
+        """The lineage of a trainer that goes on, as `epoch`, from this state at `step`; of dead epochs it knows nothing."""
         return Lineage(epoch, (*self.resumed, (self.epoch, step)))
+
+    def knowing(self, begun: Mapping[int, tuple[int, int]]) -> Lineage:
+        """With what each earlier epoch began with: (epoch, step), epoch 0 for the initial weights."""
+        alive = {epoch for epoch, _ in self.resumed}
+        dead = (
+            (epoch, *of)
+            for epoch, of in sorted(begun.items())
+            if epoch < self.epoch and epoch not in alive and of[0] < epoch
+        )
+        return replace(self, dead=tuple(dead))
 
     def state(self) -> list[list[int]]:
         """As JSON."""

@@ -93,6 +93,8 @@ class Pair:
         self.missing: set[int] = set()
         """Explorers that may hold tasks that a restarted trainer does not know to be lent."""
         self.lineage = Lineage(1)
+        self._begun = {1: (0, 0)}
+        """What the trainer of each run epoch began with."""
         self._tasks_ended = False
         self._post = post
         self._index = {explorer.name: index for index, explorer in enumerate(self.explorers)}
@@ -191,7 +193,8 @@ class Pair:
         self.pool = TaskPool(self.pool.total)
         self.pool.restore(checkpoint.pool)
         self.missing = {index for index, explorer in enumerate(self.explorers) if explorer.streams}
-        self.lineage = checkpoint.lineage.next(self.epoch + 1, checkpoint.step)
+        self._begun[self.epoch + 1] = (checkpoint.lineage.epoch, checkpoint.step)
+        self.lineage = checkpoint.lineage.next(self.epoch + 1, checkpoint.step).knowing(self._begun)
         self.trainer = begun_at(checkpoint.step, self.policy)
         self.queue, self.batch = [], []
         for account, gone in zip(self.accounts, checkpoint.gone, strict=True):
