@@ -1,5 +1,6 @@
 """One side fails, or the two do not fit: both end, and both know why."""
 
+import asyncio
 import errno
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from tests.support.pair_in_process import in_process
 from trainer_service.engine.base import StepResult, TrainBatch
 from trainer_service.engine.capture import TorchCapture
 from trainer_service.engine.torch_engine import TorchTrainEngine
+from trainer_service.sync_driver import SyncDriver
 
 
 async def test_an_explorer_that_fails_gives_the_trainer_its_cause(tmp_path: Path) -> None:
@@ -126,6 +128,25 @@ async def test_an_explorer_of_another_model_ends_the_run_with_both_fingerprints(
     assert len(set(fingerprints)) == 2
     assert isinstance(explorer, PeerFailed)
     assert all(fingerprint in str(explorer) for fingerprint in fingerprints)
+
+
+async def test_a_trainer_that_never_answers_a_request_ends_the_run_on_both_sides_with_the_cause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def never(*_arguments: object) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(SyncDriver, "request_sync", never)
+    sync = {"style": "explorer_driven", "timeout": 1}
+    async with in_process(pair_config(tmp_path, {"sync": sync, "trainer": {"peer_timeout": 1}})) as pair:
+        pair.start_trainer()
+        pair.start_explorer()
+        explorer, trainer = await pair.failure("explorer"), await pair.failure("trainer")
+    assert isinstance(explorer, WaitTimedOut)
+    assert "no answer to RequestSync for 1 seconds" in str(explorer)
+    assert isinstance(trainer, PeerUnavailable)
+    assert "no explorer for 1 seconds" in str(trainer)
+    assert "no answer to RequestSync for 1 seconds" in str(trainer)
 
 
 async def test_rollouts_that_never_end_end_the_run_on_both_sides_with_the_cause(tmp_path: Path) -> None:
