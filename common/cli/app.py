@@ -164,7 +164,9 @@ def simulate(  # noqa: PLR0917 - one argument an option
         typer.Option("--from", metavar="RUN", help="Folder of a run: durations and sizes as its metrics have them."),
     ] = None,
     steps: Annotated[int, typer.Option(min=1, help="Trainer steps.")] = 50,
-    png: Annotated[Path | None, typer.Option(help="Draws the timeline there; a name in .svg gives SVG.")] = None,
+    png: Annotated[
+        Path | None, typer.Option("--picture", "--png", help="Draws the timeline there; a name in .svg gives SVG.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a stage, each on one line.")] = False,
 ) -> None:
     """Shows what a schedule comes to, without running anything: deadlocks, throughput, idle time, staleness, bytes.
@@ -176,7 +178,7 @@ def simulate(  # noqa: PLR0917 - one argument an option
 
     - `tandem simulate run.yaml --rollout-seconds 20 --train-seconds 8`
 
-    - `tandem simulate run.yaml --explorers 4 --set sync.style=fully_async --png timeline.png`
+    - `tandem simulate run.yaml --explorers 4 --set sync.style=fully_async --picture timeline.png`
 
     - `tandem simulate run.yaml --from runs/pair --explorers 16`
     """  # noqa: D412 - Markdown wants the blank line before a list

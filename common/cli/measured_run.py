@@ -35,6 +35,8 @@ class MeasuredRun:
     """Of one group, on its way to the trainer."""
     version_bytes: float
     """Of one version, on its way to one explorer."""
+    group_tokens: float
+    """Sampled for one group; 0: not logged."""
 
     def durations(self, seed: int = 0) -> Durations:
         """Draws from what was measured: the same for the same seed."""
@@ -67,7 +69,13 @@ def read_measured(run: Path, stage: str) -> MeasuredRun:
     trainer = [record for file in files if file.stem == TRAINER for record in _records(file)][_WARM_UP:]
     explorers = [record for file in files if file.stem != TRAINER for record in list(_records(file))[_WARM_UP:]]
     steps = [
-        (int(record["explore/groups"]), record["time/group_mean"], record["time/group_max"], record["explore/bytes"])
+        (
+            int(record["explore/groups"]),
+            record["time/group_mean"],
+            record["time/group_max"],
+            record["explore/bytes"],
+            record.get("explore/tokens", 0.0),
+        )
         for record in explorers
         if record.get("explore/groups", 0) >= 1 and "time/group_mean" in record
     ]
@@ -79,11 +87,12 @@ def read_measured(run: Path, stage: str) -> MeasuredRun:
         )
     versions = _values(trainer, "sync/sent_bytes")
     return MeasuredRun(
-        groups=tuple((groups, mean, longest) for groups, mean, longest, _ in steps),
+        groups=tuple((groups, mean, longest) for groups, mean, longest, *_ in steps),
         train=train,
         push=_values(trainer, "time/sync_receive"),
         swap=_values(trainer, "time/sync_apply"),
-        group_bytes=sum(size for *_, size in steps) / sum(groups for groups, *_ in steps),
+        group_bytes=sum(size for *_, size, _ in steps) / sum(groups for groups, *_ in steps),
+        group_tokens=sum(tokens for *_, tokens in steps) / sum(groups for groups, *_ in steps),
         version_bytes=sum(versions) / len(versions) if versions else 0.0,
     )
 

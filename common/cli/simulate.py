@@ -50,12 +50,14 @@ DOCS_POLICIES = {
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """In bytes; 0: not known."""
+    """0: not known."""
 
     group: float = 0.0
-    """Of one group, on its way to the trainer."""
+    """Bytes of one group, on its way to the trainer."""
     version: float = 0.0
-    """Of one version, on its way to one explorer."""
+    """Bytes of one version, on its way to one explorer."""
+    tokens: float = 0.0
+    """Sampled for one group."""
 
 
 def simulate_command(
@@ -92,7 +94,7 @@ def simulate_command(
         total = min(steps, stage.trainer.total_steps or steps)
         if measured is not None:
             run = read_measured(measured, stage.stage_name)
-            durations, sizes = run.durations(), Sizes(run.group_bytes, run.version_bytes)
+            durations, sizes = run.durations(), Sizes(run.group_bytes, run.version_bytes, run.group_tokens)
         result = simulate(policy, explorers=count, durations=durations or Durations(), total_steps=total)
         deadlocked = deadlocked or result.deadlock is not None
         title = f"{stage.stage_name}: {policy.style.value}, {count} explorer{'s' if count > 1 else ''}"
@@ -138,6 +140,8 @@ def as_object(
         "steps": result.steps,
         "seconds": result.seconds,
         "groups_per_second": result.groups_per_second,
+        "steps_per_second": result.steps / result.seconds if result.seconds else 0.0,
+        "tokens_per_second": result.groups_per_second * sizes.tokens,
         "trainer_idle": result.trainer_idle,
         "explorer_idle": result.explorer_idle,
         "max_queued_groups": result.max_queued_groups,
@@ -158,7 +162,8 @@ def outcome(result: SimulationResult, policy: SyncPolicy, sizes: Sizes = Sizes()
     steps_per_hour = 3600 * result.steps / result.seconds if result.seconds else 0.0
     lines += [
         f"  {result.steps} trainer steps in {result.seconds:.1f} s: {steps_per_hour:.0f} steps an hour",
-        f"  {result.groups_per_second:.2f} groups a second",
+        f"  {result.groups_per_second:.2f} groups a second"
+        + (f", {result.groups_per_second * sizes.tokens:.0f} sampled tokens a second" if sizes.tokens else ""),
         f"  idle: trainer {result.trainer_idle:.0%}, explorers {result.explorer_idle:.0%}",
         f"  at most {result.max_queued_groups} of {policy.max_queued_groups} groups waited in the trainer",
         f"  staleness: mean {result.mean_staleness:.2f} steps",
@@ -167,7 +172,7 @@ def outcome(result: SimulationResult, policy: SyncPolicy, sizes: Sizes = Sizes()
     for steps, count in result.staleness.items():
         lines.append(f"    {steps:3d} {'#' * max(1, round(40 * count / groups))} {count / groups:.0%}")
     lines += [f"  dropped, {reason}: {count} groups" for reason, count in result.dropped.items()]
-    if sizes != Sizes():
+    if sizes.group or sizes.version:
         up, down = bytes_a_day(result, sizes)
         lines.append(
             f"  a day: {up / 1e9:.2f} GB of experiences to the trainer, {down / 1e9:.2f} GB of weights to explorers"

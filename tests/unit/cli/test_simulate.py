@@ -59,7 +59,13 @@ def test_what_a_run_has_measured_is_simulated(config: Path, tmp_path: Path) -> N
     folder = tmp_path / "runs" / "pair" / "main" / "metrics"
     step = {"time/train_step": 1.0, "time/sync_receive": 0.4, "time/sync_apply": 0.1, "sync/sent_bytes": 1e6}
     log(folder, "trainer", [{"time/train_step": 99.0}, step, step])
-    explored = {"explore/groups": 2.0, "time/group_mean": 1.5, "time/group_max": 2.0, "explore/bytes": 2000.0}
+    explored = {
+        "explore/groups": 2.0,
+        "time/group_mean": 1.5,
+        "time/group_max": 2.0,
+        "explore/bytes": 2000.0,
+        "explore/tokens": 60.0,
+    }
     log(folder, "explorer-0", [{**explored, "time/group_max": 50.0}, explored, explored, {"eval/reward_mean": 0.5}])
     found = simulated(config, "--from", str(tmp_path / "runs" / "pair"))
     # Of two groups the longest is 2 s and the other 1 s; both are the longest, drawn by chance, in a quarter of the steps.
@@ -68,6 +74,8 @@ def test_what_a_run_has_measured_is_simulated(config: Path, tmp_path: Path) -> N
     seconds = float(str(found["seconds"]))
     assert found["experience_bytes_a_day"] == pytest.approx(20 * 1000 / seconds * 86400)
     assert found["weight_bytes_a_day"] == pytest.approx(11 * 1e6 / seconds * 86400)
+    assert found["tokens_per_second"] == pytest.approx(20 * 30 / seconds)
+    assert found["steps_per_second"] == pytest.approx(10 / seconds)
 
 
 def test_a_run_that_has_measured_nothing_is_refused(tmp_path: Path, config: Path) -> None:
