@@ -40,7 +40,8 @@ async def _tandem(source: str) -> None:
     thread = ThreadPoolExecutor(1)
     swaps: set[asyncio.Task[object]] = set()
 
-    async def apply(tensors: Mapping[str, object], run_epoch: int, step: int) -> str:
+    async def apply(tensors: Mapping[str, object], run_epoch: int, step: int, *, checked_hash: str = "") -> str:
+        del checked_hash
         engine.version = (run_epoch, step)
         return await asyncio.get_running_loop().run_in_executor(thread, engine.swap, tensors)
 

@@ -20,7 +20,7 @@ from common.checkpoint.manifest_file import verify
 from common.checkpoint.paths import resolve_under
 from common.checkpoint.weights_file import read_weights
 from common.config.root import TandemConfig
-from common.errors import ManifestMismatch, ProtocolViolation, ShuttingDown, StaleEpoch, StaleVersion
+from common.errors import ManifestMismatch, NonFiniteWeights, ProtocolViolation, ShuttingDown, StaleEpoch, StaleVersion
 from common.sync.events import WeightsStaged
 from common.weights.finite import check_finite
 from common.weights.manifest import DTYPES, Manifest, build_manifest
@@ -126,7 +126,8 @@ class WeightIntake:
     async def stage_received(self, version: PolicyVersion, began: float) -> None:
         """The receiver has all bytes: verifies and stages them. Raises CorruptData or NonFiniteWeights."""
         staged = await asyncio.to_thread(self.receiver.finish)
-        await asyncio.to_thread(check_finite, staged.tensors)
+        if staged.not_finite:
+            raise NonFiniteWeights(f"tensor {staged.not_finite!r} holds a NaN or an infinity", tensor=staged.not_finite)
         await self._stage(StagedVersion(version, staged.tensors, time.monotonic() - began))
 
     async def stage_from_disk(self, version: PolicyVersion, relative: str) -> PolicyVersion:
@@ -155,7 +156,9 @@ class WeightIntake:
             raise RuntimeError(f"version {(epoch, step)} is not staged")
         began = time.monotonic()
         version = staged.version
-        live_hash = await self._engine.apply(staged.tensors, version.run_epoch, version.step)
+        live_hash = await self._engine.apply(
+            staged.tensors, version.run_epoch, version.step, checked_hash=version.manifest_hash
+        )
         if live_hash != version.manifest_hash:
             raise ManifestMismatch(
                 f"after applying version {_shown(version)} the live weights hash to {live_hash}, "

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-import xxhash
 
 from common.errors import CorruptData, ProtocolViolation
 from common.weights.buffers import BufferPool, ByteArray
 from common.weights.collector import ChunkCollector
 from common.weights.manifest import Manifest, tensor_views
+from common.weights.running_checks import RunningChecks
 
 NAMED_TENSORS = 5
 """How many corrupt tensors an error names."""
@@ -25,6 +25,8 @@ class StagedWeights:
     """What it is."""
     tensors: Mapping[str, torch.Tensor]
     """CPU tensors by name, views into one buffer, which is used again for a later version once all of them are gone."""
+    not_finite: str = ""
+    """The first tensor with a NaN or an infinity, which nobody wants to run on."""
 
 
 class WeightAssembly(ChunkCollector):
@@ -36,11 +38,11 @@ class WeightAssembly(ChunkCollector):
             raise ProtocolViolation(f"{encoded_bytes} encoded bytes for a full version of {manifest.total_bytes}")
         self.manifest = manifest
         self._pool = pool or BufferPool()
-        self._hashes = _RunningHashes(manifest)
+        self._checks = RunningChecks(manifest)
         super().__init__(self._pool.take(encoded_bytes))
 
     def _stored(self, buffer: ByteArray, offset: int, end: int) -> None:
-        self._hashes.update(buffer.data, offset, end)
+        self._checks.update(buffer, offset, end)
 
     def finish(self) -> StagedWeights:
         """The verified version; ends the assembly.
@@ -51,45 +53,18 @@ class WeightAssembly(ChunkCollector):
         with self._lock:
             if self._buffer is None or not self.complete:
                 raise ProtocolViolation(f"the version ends after {self._received} of {self.manifest.total_bytes} bytes")
-            wrong = self._hashes.mismatches
+            wrong = self._checks.mismatches
             if wrong:
                 self._received = 0
-                self._hashes = _RunningHashes(self.manifest)
+                self._checks = RunningChecks(self.manifest)
                 raise CorruptData(not_as_promised(wrong), resume_at=0)
             self._pool.mark(self._buffer, self.manifest.manifest_hash)
-            staged = StagedWeights(self.manifest, tensor_views(self.manifest, torch.from_numpy(self._buffer)))
+            tensors = tensor_views(self.manifest, torch.from_numpy(self._buffer))
             self._buffer = None
-            return staged
+            return StagedWeights(self.manifest, tensors, self._checks.not_finite)
 
 
 def not_as_promised(names: list[str]) -> str:
     """An error's text about tensors whose bytes are not those of the manifest."""
     more = f" and {len(names) - NAMED_TENSORS} more" if len(names) > NAMED_TENSORS else ""
     return f"not what the manifest says: {', '.join(map(repr, names[:NAMED_TENSORS]))}{more}"
-
-
-class _RunningHashes:
-    """Hashes the tensors as their bytes arrive, while these are still in the processor's cache."""
-
-    def __init__(self, manifest: Manifest) -> None:
-        self.mismatches: list[str] = []
-        self._entries = manifest.tensors
-        self._index = 0
-        self._state = xxhash.xxh3_128()
-        self.update(memoryview(b""), 0, 0)
-
-    def update(self, data: memoryview, start: int, stop: int) -> None:
-        """Goes on with bytes `start` to `stop` of the version, which directly follow the last ones."""
-        position = start
-        while self._index < len(self._entries):
-            entry = self._entries[self._index]
-            end = entry.offset + entry.length
-            upto = min(end, stop)
-            self._state.update(data[position:upto])
-            position = upto
-            if position < end:
-                return
-            if self._state.digest() != entry.xxh3:
-                self.mismatches.append(entry.name)
-            self._state.reset()
-            self._index += 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-import xxhash
 
 from common.errors import DeltaUnusable, LimitExceeded, MalformedData, ProtocolViolation
 from common.weights.assembly import StagedWeights, not_as_promised
@@ -13,6 +12,7 @@ from common.weights.delta import apply, parse
 from common.weights.delta_zstd import decompress
 from common.weights.encoding import Encoding
 from common.weights.manifest import Manifest, tensor_views
+from common.weights.running_checks import RunningChecks
 
 
 class DeltaAssembly(ChunkCollector):
@@ -49,15 +49,13 @@ class DeltaAssembly(ChunkCollector):
             if data is None:
                 raise DeltaUnusable(f"the base {self.base_hash[:12]!r} is gone")
             self._apply(encoded, data)
-            wrong = [
-                entry.name
-                for entry in self.manifest.tensors
-                if xxhash.xxh3_128_digest(data[entry.offset : entry.offset + entry.length].data) != entry.xxh3
-            ]
-            if wrong:
-                raise DeltaUnusable(not_as_promised(wrong))
+            checks = RunningChecks(self.manifest)
+            checks.update_all(data)
+            if checks.mismatches:
+                raise DeltaUnusable(not_as_promised(checks.mismatches))
             self._pool.mark(data, self.manifest.manifest_hash)
-            return StagedWeights(self.manifest, tensor_views(self.manifest, torch.from_numpy(data)))
+            tensors = tensor_views(self.manifest, torch.from_numpy(data))
+            return StagedWeights(self.manifest, tensors, checks.not_finite)
 
     def _apply(self, encoded: ByteArray, data: ByteArray) -> None:
         try:

@@ -69,10 +69,13 @@ class RolloutEngine(Protocol):
     ) -> list[Completion]:
         """Samples `n` continuations of the prompt's tokens. Cancelling it frees its sequences."""
 
-    async def apply(self, tensors: Mapping[str, torch.Tensor], run_epoch: int, step: int) -> str:
+    async def apply(
+        self, tensors: Mapping[str, torch.Tensor], run_epoch: int, step: int, *, checked_hash: str = ""
+    ) -> str:
         """Swaps the weights in, between two decode steps; returns the manifest hash of the live weights after it.
 
-        Tensors are on the CPU, with the layout's dtypes and shapes. Caches made with the old weights are never used for
+        Tensors are on the CPU, with the layout's dtypes and shapes. `checked_hash` is their manifest hash where the
+        caller has just verified it, and that all numbers are finite; without it that is done here. Caches made with the old weights are never used for
         a new prompt.
         """
 

@@ -15,18 +15,15 @@ _SHOWN = 3
 
 
 class LiveWeights:
-    """The model's weights, as the layout names them. `check` may run in any thread, `swap` only in the model's."""
+    """The model's weights, as the layout names them. Checks may run in any thread, `swap` only in the model's."""
 
     def __init__(self, model: torch.nn.Module, dtype: torch.dtype) -> None:
         self._model = model
         self._dtype = dtype
         self.layout: Manifest = self._measure()
 
-    def check(self, tensors: Mapping[str, torch.Tensor]) -> str:
-        """The manifest hash of these tensors, which are fit to be swapped in.
-
-        Raises ManifestMismatch unless names, dtypes and shapes are the layout's, NonFiniteWeights on NaN or infinity.
-        """
+    def check_layout(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Raises ManifestMismatch unless names, dtypes and shapes are the layout's."""
         expected = {entry.name: (entry.dtype, entry.shape) for entry in self.layout.tensors}
         given = {name: (DTYPE_NAMES.get(tensor.dtype), tuple(tensor.shape)) for name, tensor in tensors.items()}
         missing = sorted(expected.keys() - given.keys())
@@ -36,6 +33,10 @@ class LiveWeights:
         for name in tensors:
             if given[name] != expected[name]:
                 raise ManifestMismatch(f"tensor {name!r} is {given[name]}, the model has {expected[name]}")
+
+    @staticmethod
+    def check_content(tensors: Mapping[str, torch.Tensor]) -> str:
+        """The manifest hash of these tensors, which are fit to be swapped in. Raises NonFiniteWeights."""
         check_finite(tensors)
         return build_manifest(tensors).manifest_hash
 

@@ -101,13 +101,16 @@ class TorchRolloutEngine:
                 self._thread.cancel(request)
                 raise
 
-    async def apply(self, tensors: Mapping[str, torch.Tensor], run_epoch: int, step: int) -> str:
+    async def apply(
+        self, tensors: Mapping[str, torch.Tensor], run_epoch: int, step: int, *, checked_hash: str = ""
+    ) -> str:
         """Swaps the weights in between two decode steps; returns the manifest hash of the live weights after it.
 
-        The tensors must not change before it returns or raises. Raises, with nothing touched, ManifestMismatch or NonFiniteWeights when the tensors are not fit, and WaitTimedOut
-        when no gap came within `sync.timeout`.
+        The tensors must not change before it returns or raises. Raises, with nothing touched, ManifestMismatch or
+        NonFiniteWeights when the tensors are not fit, and WaitTimedOut when no gap came within `sync.timeout`.
         """
-        checked_hash = await asyncio.to_thread(self._weights.check, tensors)
+        self._weights.check_layout(tensors)
+        checked_hash = checked_hash or await asyncio.to_thread(self._weights.check_content, tensors)
         swap = Swap(tensors, run_epoch, step, checked_hash, Reply())
         self._thread.submit(swap)
         try:

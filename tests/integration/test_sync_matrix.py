@@ -43,8 +43,8 @@ class Exchanged:
             self.exported.append(_digest(tensor_views(snapshot.manifest, snapshot.data)))
             return snapshot
 
-        async def applying(engine: TorchRolloutEngine, tensors: Any, run_epoch: int, step: int) -> str:
-            manifest_hash = await apply(engine, tensors, run_epoch, step)
+        async def applying(engine: TorchRolloutEngine, tensors: Any, run_epoch: int, step: int, **checked: str) -> str:
+            manifest_hash = await apply(engine, tensors, run_epoch, step, **checked)
             model = engine._weights._model
             names = [entry.name for entry in engine.layout.tensors]
             state = model.state_dict()
