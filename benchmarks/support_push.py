@@ -11,6 +11,7 @@ import structlog
 import torch
 
 from common.config.root import TandemConfig
+from common.weights.loading import copy_hashed, with_hashes
 from common.weights.manifest import Manifest, build_manifest
 
 TENSORS = 200
@@ -101,5 +102,5 @@ class LoadingEngine:
 
     def swap(self, tensors: Mapping[str, torch.Tensor]) -> str:
         """Returns the manifest hash of the live weights."""
-        load(self.live, tensors)
-        return build_manifest(self.live).manifest_hash
+        hashes = {name: copy_hashed(self.live[name], tensor) for name, tensor in tensors.items()}
+        return with_hashes(self.layout, hashes).manifest_hash

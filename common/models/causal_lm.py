@@ -17,6 +17,7 @@ from common.config.model import ModelConfig
 from common.errors import ConfigError, ManifestMismatch
 from common.models.paths import brief, is_local, resolve_source
 from common.models.tokenizer import load_tokenizer
+from common.weights.loading import copy_hashed
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -64,13 +65,14 @@ def rollout_state(model: torch.nn.Module, dtype: torch.dtype) -> dict[str, torch
     }
 
 
-def load_rollout_state(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
+def load_rollout_state(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> dict[str, bytes]:
     """Copies what `rollout_state` gave into the model, in place, keeping its dtypes and its device.
 
-    Tied tensors are expected once, under any of their names. Raises ManifestMismatch, with the model unchanged, when a
-    tensor is missing, unknown, or of another shape or kind of number.
+    Returns the xxh3-128 of what the model holds then, in the given dtypes, by the names that were given. Tied tensors are
+    expected once, under any of their names. Raises ManifestMismatch, with the model unchanged, when a tensor is missing,
+    unknown, or of another shape or kind of number.
     """
-    pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
+    pairs: list[tuple[str, torch.Tensor, torch.Tensor]] = []
     missing: list[str] = []
     unknown = set(tensors)
     for names, target in _distinct_tensors(model):
@@ -85,14 +87,12 @@ def load_rollout_state(model: torch.nn.Module, tensors: Mapping[str, torch.Tenso
                 f"tensor {given[0]!r} is {source.dtype} {tuple(source.shape)}, "
                 f"the model has {target.dtype} {tuple(target.shape)}"
             )
-        pairs.append((target, source))
+        pairs.append((given[0], target, source))
     if missing or unknown:
         raise ManifestMismatch(
             f"the tensors are not this model's: missing {_some(missing)}; unknown {_some(sorted(unknown))}"
         )
-    with torch.no_grad():
-        for target, source in pairs:
-            target.copy_(source)
+    return {name: copy_hashed(target, source) for name, target, source in pairs}
 
 
 def _distinct_tensors(model: torch.nn.Module) -> list[tuple[list[str], torch.Tensor]]:

@@ -9,6 +9,7 @@ import torch
 from common.errors import ManifestMismatch
 from common.models.causal_lm import load_rollout_state, rollout_state
 from common.weights.finite import check_finite
+from common.weights.loading import with_hashes
 from common.weights.manifest import DTYPE_NAMES, Manifest, build_manifest
 
 _SHOWN = 3
@@ -19,8 +20,7 @@ class LiveWeights:
 
     def __init__(self, model: torch.nn.Module, dtype: torch.dtype) -> None:
         self._model = model
-        self._dtype = dtype
-        self.layout: Manifest = self._measure()
+        self.layout: Manifest = build_manifest(rollout_state(model, dtype))
 
     def check_layout(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Raises ManifestMismatch unless names, dtypes and shapes are the layout's."""
@@ -46,10 +46,6 @@ class LiveWeights:
         Raises ManifestMismatch when that is not what was checked: somebody wrote into the tensors meanwhile. Any error
         leaves the weights torn: the engine must not go on after one.
         """
-        load_rollout_state(self._model, tensors)
-        self.layout = self._measure()
+        self.layout = with_hashes(self.layout, load_rollout_state(self._model, tensors))
         if self.layout.manifest_hash != checked_hash:
             raise ManifestMismatch(f"live weights hash to {self.layout.manifest_hash}, checked was {checked_hash}")
-
-    def _measure(self) -> Manifest:
-        return build_manifest(rollout_state(self._model, self._dtype))

@@ -35,9 +35,9 @@ async def test_the_second_stage_starts_from_the_result_of_the_first(
     applied: list[tuple[int, str]] = []
     apply = TorchRolloutEngine.apply
 
-    async def noting(engine: TorchRolloutEngine, tensors: Any, run_epoch: int, step: int) -> str:
+    async def noting(engine: TorchRolloutEngine, tensors: Any, run_epoch: int, step: int, **checked: str) -> str:
         applied.append((step, digest(dict(tensors))))
-        return await apply(engine, tensors, run_epoch, step)
+        return await apply(engine, tensors, run_epoch, step, **checked)
 
     monkeypatch.setattr(TorchRolloutEngine, "apply", noting)
     config = validate(
